@@ -1,0 +1,5 @@
+"""`python -m foretune`."""
+
+from foretune.cli import main
+
+main()

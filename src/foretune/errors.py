@@ -1,0 +1,102 @@
+"""The exceptions of foretune and the exit code of each.
+
+    ForetuneError                            exit
+    +-- ConfigError(ValueError)                2   unknown field, bad value, contradiction
+    |     +-- UnsupportedError                 2   valid, but not qualified (says what is)
+    +-- ModelAccessError                       4   missing token, not granted, not found, offline
+    +-- MissingDependencyError(ImportError)    7   names the extra to install
+
+An error says where, what was got, why it cannot work and what to do. A command that finds several problems
+reports them all at once: `problems` holds one entry for each.
+"""
+
+from typing import Any, NamedTuple
+
+__all__ = [
+    "ConfigError",
+    "ForetuneError",
+    "MissingDependencyError",
+    "ModelAccessError",
+    "Problem",
+    "UnsupportedError",
+]
+
+
+class Problem(NamedTuple):
+    """One thing that is wrong: where it stands, what it is, and what to do about it."""
+
+    message: str
+    hint: str | None = None
+    place: str | None = None
+    """`run.yaml:14:3`, `--set`, `config.json`; None where the message says it."""
+    field: str | None = None
+    """The dotted path of the field, for example `precision.dtype`."""
+
+    def __str__(self) -> str:
+        head = f"{self.place}: " if self.place else ""
+        tail = f" {self.hint}" if self.hint else ""
+        return f"{head}{self.message}{tail}"
+
+
+class ForetuneError(Exception):
+    """Base of every error that a person can act on. `code` is stable, `exit_code` is documented."""
+
+    code = "error"
+    exit_code = 1
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str | None = None,
+        place: str | None = None,
+        field: str | None = None,
+        problems: tuple[Problem, ...] = (),
+    ) -> None:
+        self.problems = problems or (Problem(message, hint, place, field),)
+        self.message = message
+        self.hint = hint
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+    @classmethod
+    def of(cls, problems: list[Problem]) -> "ForetuneError":
+        """Build one error from everything that was found wrong (at least one problem)."""
+        first = problems[0]
+        return cls(first.message, hint=first.hint, place=first.place, field=first.field, problems=tuple(problems))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the object that `--json` prints under `error`."""
+        return {
+            "code": self.code,
+            "message": self.message,
+            "hint": self.hint,
+            "exit_code": self.exit_code,
+            "problems": [problem._asdict() for problem in self.problems],
+        }
+
+
+class ConfigError(ForetuneError, ValueError):
+    """The request is wrong: an unknown field, a bad value, a contradiction, an unreadable file."""
+
+    code = "config"
+    exit_code = 2
+
+
+class UnsupportedError(ConfigError):
+    """The request makes sense, but foretune is not qualified for it; the message says what it is qualified for."""
+
+    code = "unsupported"
+
+
+class ModelAccessError(ForetuneError):
+    """The model's metadata cannot be had: missing token, access not granted, not found, or offline."""
+
+    code = "model-access"
+    exit_code = 4
+
+
+class MissingDependencyError(ForetuneError, ImportError):
+    """A library is missing; the message has the exact install line."""
+
+    code = "dependency"
+    exit_code = 7

@@ -1,0 +1,34 @@
+"""How much memory a fine-tune needs: the allocator, the step's allocation program, stack profiles, the estimate."""
+
+from foretune.memory.answer import (
+    ByteRange,
+    Change,
+    Component,
+    Fit,
+    HostNeed,
+    MemoryEstimate,
+    PhaseMemory,
+    Verdict,
+)
+from foretune.memory.estimate import ESTIMATOR_VERSION, estimate_memory, requested_bytes
+from foretune.memory.fit import assess_fit
+from foretune.memory.stack import FORETUNE, MANUAL_LOOP, PROFILES, StackProfile
+
+__all__ = [
+    "ESTIMATOR_VERSION",
+    "FORETUNE",
+    "MANUAL_LOOP",
+    "PROFILES",
+    "ByteRange",
+    "Change",
+    "Component",
+    "Fit",
+    "HostNeed",
+    "MemoryEstimate",
+    "PhaseMemory",
+    "StackProfile",
+    "Verdict",
+    "assess_fit",
+    "estimate_memory",
+    "requested_bytes",
+]

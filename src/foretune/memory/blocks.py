@@ -1,0 +1,489 @@
+"""The modules that decoders are built from, written as transformers 5.24, PEFT 0.21 and bitsandbytes 0.50 write theirs.
+
+Local names are kept where their lifetime matters: a name rebound, an argument held by `call`, a tuple of keywords.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+from foretune.memory import ops
+from foretune.memory.layout import numel
+from foretune.memory.ops import (
+    add,
+    add_scalar,
+    cat_last,
+    clone,
+    contiguous,
+    dropout,
+    gelu,
+    like,
+    linear,
+    matmul4,
+    mean_last,
+    mul,
+    narrow,
+    relu,
+    repeat_heads,
+    rsqrt,
+    scale,
+    silu,
+    softmax,
+    square,
+    tanh,
+    to,
+    transpose,
+    unsqueeze,
+    view,
+)
+from foretune.memory.tape import Grads, Node, Tensor, attach, current, node_for
+
+__all__ = [
+    "ACTIVATIONS",
+    "AttentionKernels",
+    "Conv1d",
+    "GatedMlp",
+    "LayerNorm",
+    "Linear",
+    "Linear4bit",
+    "LoraLinear",
+    "Module",
+    "PlainMlp",
+    "RmsNorm",
+    "apply_rotary",
+    "apply_rotary_neox",
+    "apply_rotary_olmo2",
+    "apply_rotary_phi3",
+    "call",
+    "eager_attention",
+    "rotary_tables",
+    "sdpa_attention",
+]
+
+Module = Callable[..., Any]
+
+
+def call(module: Module, *args: Any, **kwargs: Any) -> Any:
+    """nn.Module.__call__: holds its arguments until the module returns."""
+    return module(*args, **kwargs)
+
+
+# ------------------------------------------------------------------ linear layers
+class Linear:
+    """nn.Linear."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.weight, self.bias = weight, bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
+
+
+class Conv1d:
+    """transformers' Conv1D (pytorch_utils.py): a linear layer whose weight is (in, out)."""
+
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        self.weight, self.bias = weight, bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        rows = x.shape[:-1]
+        x = ops.addmm(self.bias, view(x, -1, x.shape[-1]), self.weight)
+        x = view(x, *rows, self.weight.shape[1])
+        return x  # noqa: RET504
+
+
+class MatmulLinear:
+    """Falcon's linear layer: `input @ weight.T`, then the bias is added (models/falcon/modeling_falcon.py)."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.weight, self.bias = weight, bias
+
+    def __call__(self, input: Tensor) -> Tensor:
+        hidden_states = linear(input, self.weight)
+        if self.bias is None:
+            return hidden_states
+        return add(hidden_states, self.bias)
+
+
+class QuantizedWeight(NamedTuple):
+    """A 4-bit weight: the packed tensor and everything its quantization state keeps."""
+
+    packed: Tensor
+    state: tuple[Any, ...]
+    shape: tuple[int, ...]
+
+
+class Linear4bit:
+    """bitsandbytes' Linear4bit: dequantizes in forward and again in backward, saves nothing but the packed weight."""
+
+    def __init__(
+        self,
+        weight: QuantizedWeight,
+        bias: Tensor | None,
+        *,
+        compute_dtype: str,
+        storage_dtype: str,
+        is_nested: bool,
+        has_gemm_4bit: bool,
+    ) -> None:
+        self.weight, self.bias = weight, bias
+        self.compute_dtype, self.storage_dtype, self.is_nested = compute_dtype, storage_dtype, is_nested
+        self.has_gemm_4bit = has_gemm_4bit
+
+    def __call__(self, x: Tensor) -> Tensor:
+        dtype, bias = x.dtype, self.bias
+        x = to(x, self.compute_dtype)
+        if bias is not None:
+            if bias.dtype != x.dtype:  # bias.data = bias.data.to(x.dtype): for good, in the first forward
+                moved = Tensor(bias.shape, x.dtype)
+                bias.storage, bias.dtype = moved.storage, x.dtype
+                del moved
+            bias = to(bias, self.compute_dtype)
+        return to(self._product(x, bias), dtype)
+
+    def _product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """MatMul4Bit (bitsandbytes/autograd/_functions.py)."""
+
+        def formula(grads: Grads, node: Node) -> Grads:
+            grad = grads[0]
+            assert grad is not None
+            weight = self._dequantize(grad.dtype)
+            return [ops.fold_mm(grad, weight, grad.shape[:-1])]
+
+        node = node_for(formula, x)
+        tape = current()
+        before, tape.is_grad_enabled = tape.is_grad_enabled, False
+        out = self._gemm_4bit(x, bias) if self.has_gemm_4bit else self._dequantized_linear(x, bias)
+        tape.is_grad_enabled = before
+        return attach(node, out)
+
+    def _dequantized_linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """bitsandbytes up to 0.49: dequantize_4bit, then F.linear."""
+        weight = self._dequantize(x.dtype)
+        return linear(x, weight, bias)
+
+    def _gemm_4bit(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """bitsandbytes 0.50 (backends/default/ops.py, _gemm_4bit_default_impl): the scales' offset is added apart."""
+        absmax = self._scales() if self.is_nested else None
+        absmax = like(absmax) if absmax is not None else None
+        weight = Tensor(self.weight.shape, x.dtype)
+        return linear(x, weight, bias)
+
+    def _scales(self) -> Tensor:
+        return Tensor((-(-numel(self.weight.shape) // 64),), "f32")
+
+    def _dequantize(self, dtype: str) -> Tensor:
+        absmax = self._scales() if self.is_nested else None
+        out = Tensor(self.weight.shape, self.storage_dtype)
+        del absmax
+        return to(out, dtype)
+
+
+class LoraLinear:
+    """PEFT's lora.Linear (tuners/lora/layer.py), and lora.Linear4bit (bnb.py) where the base is 4-bit."""
+
+    def __init__(self, base: Module, a: Tensor, b: Tensor, probability: float) -> None:
+        self.base, self.lora_a, self.lora_b, self.probability = base, Linear(a), Linear(b), probability
+        self.forward = self._forward_4bit if isinstance(base, Linear4bit) else self._forward_plain
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.forward(x)
+
+    def _forward_plain(self, x: Tensor) -> Tensor:
+        result = call(self.base, x)
+        dtype = result.dtype
+        x = to(x, self.lora_a.weight.dtype)
+        result = add(result, scale(call(self.lora_b, call(self.lora_a, call(dropout, x, self.probability)))))
+        result = to(result, dtype)
+        return result  # noqa: RET504
+
+    def _forward_4bit(self, x: Tensor) -> Tensor:
+        result = call(self.base, x)
+        result = clone(result)
+        expected = result.dtype
+        x = to(x, self.lora_a.weight.dtype)
+        output = scale(call(self.lora_b, call(self.lora_a, call(dropout, x, self.probability))))
+        output = to(output, expected)
+        result = add(result, output)
+        return result  # noqa: RET504
+
+
+# ------------------------------------------------------------------ norms
+class RmsNorm:
+    """RMSNorm in its three spellings, all computed in fp32.
+
+    `llama` scales the result after the cast, `olmo2` before it; `gemma` scales by 1 + weight in fp32
+    (modeling_llama.py, modeling_olmo2.py, modeling_gemma.py).
+    """
+
+    def __init__(self, weight: Tensor, spelling: Literal["llama", "olmo2", "gemma"] = "llama") -> None:
+        self.weight = weight
+        self.forward = {"llama": self._llama, "olmo2": self._olmo2, "gemma": self._gemma}[spelling]
+
+    def __call__(self, hidden_states: Tensor) -> Tensor:
+        return self.forward(hidden_states)
+
+    def _llama(self, hidden_states: Tensor) -> Tensor:
+        input_dtype = hidden_states.dtype
+        hidden_states = to(hidden_states, "f32")
+        variance = mean_last(square(hidden_states))
+        hidden_states = mul(hidden_states, rsqrt(add_scalar(variance)))
+        return mul(self.weight, to(hidden_states, input_dtype))
+
+    def _olmo2(self, hidden_states: Tensor) -> Tensor:
+        input_dtype = hidden_states.dtype
+        hidden_states = to(hidden_states, "f32")
+        variance = mean_last(square(hidden_states))
+        hidden_states = mul(hidden_states, rsqrt(add_scalar(variance)))
+        return to(mul(self.weight, hidden_states), input_dtype)
+
+    def _gemma(self, x: Tensor) -> Tensor:
+        output = call(self._normalize, to(x, "f32"))
+        output = mul(output, add_scalar(to(self.weight, "f32")))
+        return to(output, x.dtype)
+
+    @staticmethod
+    def _normalize(x: Tensor) -> Tensor:
+        return mul(x, rsqrt(add_scalar(mean_last(square(x)))))
+
+
+class LayerNorm:
+    """nn.LayerNorm."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.weight, self.bias = weight, bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return ops.layer_norm(x, self.weight, self.bias)
+
+
+# ------------------------------------------------------------------ rotary embedding
+def rotary_tables(dtype: str, position_ids: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """cos and sin of the positions, [1, S, width], computed in fp32."""
+    freqs = _frequencies(to(unsqueeze(position_ids, 2), "f32"), width // 2)
+    emb = cat_last([freqs, freqs])
+    cos = scale(like(emb))
+    sin = scale(like(emb))
+    return to(cos, dtype), to(sin, dtype)
+
+
+def _frequencies(positions: Tensor, width: int) -> Tensor:
+    return Tensor((*positions.shape[:-1], width), "f32")
+
+
+def _rotate_half(x: Tensor) -> Tensor:
+    width = x.shape[-1]
+    x1 = narrow(x, -1, width // 2)
+    x2 = narrow(x, -1, width - width // 2)
+    return cat_last([scale(x2), x1])
+
+
+def apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotate whole heads (modeling_llama.py)."""
+    cos = unsqueeze(cos, 1)
+    sin = unsqueeze(sin, 1)
+    q_embed = add(mul(q, cos), mul(_rotate_half(q), sin))
+    k_embed = add(mul(k, cos), mul(_rotate_half(k), sin))
+    return q_embed, k_embed
+
+
+def apply_rotary_olmo2(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotate whole heads by fp32 tables and cast back (modeling_olmo2.py)."""
+    q_type, k_type = q.dtype, k.dtype
+    cos = unsqueeze(cos, 1)
+    sin = unsqueeze(sin, 1)
+    q_embed = add(mul(q, cos), mul(_rotate_half(q), sin))
+    k_embed = add(mul(k, cos), mul(_rotate_half(k), sin))
+    return to(q_embed, q_type), to(k_embed, k_type)
+
+
+def apply_rotary_phi3(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotate the first part of each head and append the rest, also where there is none (modeling_phi3.py)."""
+    cos = unsqueeze(cos, 1)
+    sin = unsqueeze(sin, 1)
+    rotary_dim = cos.shape[-1]
+    q_rot, q_pass = narrow(q, -1, rotary_dim), narrow(q, -1, q.shape[-1] - rotary_dim)
+    k_rot, k_pass = narrow(k, -1, rotary_dim), narrow(k, -1, k.shape[-1] - rotary_dim)
+    q_embed = cat_last([add(mul(q_rot, cos), mul(_rotate_half(q_rot), sin)), q_pass])
+    k_embed = cat_last([add(mul(k_rot, cos), mul(_rotate_half(k_rot), sin)), k_pass])
+    return q_embed, k_embed
+
+
+def apply_rotary_neox(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """As phi3's, but both rotations come before both concatenations (modeling_gpt_neox.py)."""
+    cos = unsqueeze(cos, 1)
+    sin = unsqueeze(sin, 1)
+    rotary_dim = cos.shape[-1]
+    q_rot, q_pass = narrow(q, -1, rotary_dim), narrow(q, -1, q.shape[-1] - rotary_dim)
+    k_rot, k_pass = narrow(k, -1, rotary_dim), narrow(k, -1, k.shape[-1] - rotary_dim)
+    q_embed = add(mul(q_rot, cos), mul(_rotate_half(q_rot), sin))
+    k_embed = add(mul(k_rot, cos), mul(_rotate_half(k_rot), sin))
+    q_embed = cat_last([q_embed, q_pass])
+    k_embed = cat_last([k_embed, k_pass])
+    return q_embed, k_embed
+
+
+# ------------------------------------------------------------------ attention
+class AttentionKernels(NamedTuple):
+    """Which of torch's attention kernels a device and platform have (aten/.../cuda/sdp_utils.cpp)."""
+
+    has_flash: bool
+    """Compute capability 8.0 or later, and not a Windows wheel."""
+    tensor_core_alignment: bool = True
+    """fp32 head widths must be multiples of 4 for the memory-efficient kernel (compute capability 8.0 and later)."""
+    repeats_heads: bool = False
+    """The caller repeats keys and values for grouped heads before torch sees them."""
+
+    def choose(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Literal["flash", "efficient", "math"]:
+        """Choose as torch does: flash, then memory-efficient, then math."""
+        width, is_half = q.shape[-1], q.dtype != "f32"
+        if self.has_flash and mask is None and is_half and width <= 256:
+            return "flash"
+        alignment = 8 if is_half else (4 if self.tensor_core_alignment else 1)
+        if q.shape[1] == k.shape[1] and width % alignment == 0:
+            return "efficient"
+        return "math"
+
+
+def eager_attention(
+    groups: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    probability: float = 0.0,
+    softcap: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """eager_attention_forward of the Llama and Gemma 2 families."""
+    key_states = repeat_heads(key, groups)
+    value_states = repeat_heads(value, groups)
+    attn_weights = scale(matmul4(query, transpose(key_states, 2, 3)))
+    if softcap is not None:
+        attn_weights = scale(attn_weights)
+        attn_weights = tanh(attn_weights)
+        attn_weights = scale(attn_weights)
+    if mask is not None:
+        attn_weights = add(attn_weights, mask)
+    attn_weights = to(softmax_f32(attn_weights), query.dtype)
+    attn_weights = dropout(attn_weights, probability)
+    attn_output = matmul4(attn_weights, value_states)
+    attn_output = contiguous(transpose(attn_output, 1, 2))
+    return attn_output, attn_weights
+
+
+def softmax_f32(x: Tensor) -> Tensor:
+    """softmax(x, dtype=float32): bf16 is copied first; CUDA takes fp16 in one kernel."""
+    if current().rules.half_softmax_is_one_kernel and x.dtype == "f16":
+        return softmax(x, "f32", is_one_kernel=True)
+    return softmax(to(x, "f32"))
+
+
+def _math_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_grouped: bool) -> Tensor:
+    """_scaled_dot_product_attention_math; the names and their order decide what dies when."""
+    dt = q.dtype
+    if dt != "f32":
+        q, k, v = to(q, "f32"), to(k, "f32"), to(v, "f32")
+    rows, cols = q.shape[-2], k.shape[-2]
+    if mask is None:
+        _m = _lower_triangle(Tensor((rows, cols), "bool"))
+        mask = Tensor((rows, cols), q.dtype)
+        Tensor((rows, cols), "bool")
+    if is_grouped:
+        n = q.shape[1] // k.shape[1]
+        k, v = ops.repeat_interleave(k, n), ops.repeat_interleave(v, n)
+    q = scale(q)
+    attn = matmul4(q, scale(transpose(k, 2, 3)))
+    attn = softmax(attn)
+    return to(matmul4(attn, v), dt)
+
+
+def _lower_triangle(x: Tensor) -> Tensor:
+    return Tensor(x.shape, "bool")
+
+
+def sdpa_attention(
+    kernels: AttentionKernels, groups: int, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+) -> tuple[Tensor, None]:
+    """sdpa_attention_forward (integrations/sdpa_attention.py): with a mask, keys and values are repeated first."""
+    if mask is not None:
+        key = repeat_heads(key, groups)
+        value = repeat_heads(value, groups)
+    is_grouped = groups > 1 and mask is None
+    if kernels.repeats_heads and is_grouped:
+        key, value = ops.repeat_interleave(key, groups), ops.repeat_interleave(value, groups)
+    attn_output = scaled_dot_product_attention(kernels, query, key, value, mask, is_grouped=is_grouped)
+    attn_output = contiguous(transpose(attn_output, 1, 2))
+    return attn_output, None
+
+
+def scaled_dot_product_attention(
+    kernels: AttentionKernels,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    is_grouped: bool = False,
+) -> Tensor:
+    """torch's function of that name; `is_grouped` is its enable_gqa."""
+    kernel = kernels.choose(query, key, mask)
+    if kernel == "flash":
+        return ops.flash_attention(query, key, value)
+    if mask is not None and mask.dtype == "bool":
+        mask = _additive_mask(mask, query.dtype)
+    if kernel == "efficient":
+        return ops.efficient_attention(query, key, value, mask)
+    return _math_attention(query, key, value, mask, is_grouped)
+
+
+def _additive_mask(mask: Tensor, dtype: str) -> Tensor:
+    """convert_boolean_attn_mask (aten/.../transformers/attention.cpp): zeros, then the negated mask fills them."""
+    out = Tensor(mask.shape, dtype)
+    current().temporaries(numel(mask.shape))
+    return out
+
+
+# ------------------------------------------------------------------ MLP
+def _gelu_new(input: Tensor) -> Tensor:
+    """NewGELUActivation in separate kernels (transformers/activations.py)."""
+    return mul(scale(input), add_scalar(tanh(scale(add(input, scale(_cube(input)))))))
+
+
+def _cube(t: Tensor) -> Tensor:
+    """pow(3): as pow(2)."""
+    return square(t)
+
+
+ACTIVATIONS: dict[str, Module] = {
+    "silu": silu,
+    "swish": silu,
+    "gelu": gelu,
+    "gelu_pytorch_tanh": gelu,
+    "gelu_new": _gelu_new,
+    "relu": relu,
+}
+"""Activations whose kernels are known, by the names of transformers/activations.py."""
+
+
+class GatedMlp:
+    """down(act(gate(x)) * up(x)) (modeling_llama.py)."""
+
+    def __init__(self, gate_proj: Module, up_proj: Module, down_proj: Module, act: Module) -> None:
+        self.gate_proj, self.up_proj, self.down_proj, self.act = gate_proj, up_proj, down_proj, act
+
+    def __call__(self, x: Tensor) -> Any:
+        return call(self.down_proj, mul(call(self.act, call(self.gate_proj, x)), call(self.up_proj, x)))
+
+
+class PlainMlp:
+    """down(act(up(x)))."""
+
+    def __init__(self, up: Module, down: Module, act: Module, probability: float = 0.0) -> None:
+        self.up, self.down, self.act, self.probability = up, down, act, probability
+
+    def __call__(self, hidden_states: Tensor) -> Any:
+        hidden_states = call(self.up, hidden_states)
+        hidden_states = call(self.act, hidden_states)
+        hidden_states = call(self.down, hidden_states)
+        hidden_states = dropout(hidden_states, self.probability)
+        return hidden_states  # noqa: RET504

@@ -1,0 +1,107 @@
+"""The head and the loss: from normed hidden states to one number."""
+
+from collections.abc import Callable
+from typing import Any
+
+from foretune.memory.ops import add, contiguous, cross_entropy, linear, scale, split_rows, tanh, to, view
+from foretune.memory.tape import Tensor, checkpoint, current
+
+__all__ = ["HEADS", "Backbone", "chunk_tokens"]
+
+Backbone = Callable[[Tensor], tuple[Tensor, Any]]
+"""From token ids to hidden states and the cache."""
+
+MIN_CHUNK_TOKENS = 256
+MAX_CHUNKS = 512
+
+
+def chunk_tokens(num_tokens: int) -> int:
+    """Return how many tokens' logits exist at once in the chunked loss: 256, and more beyond 131,072 tokens."""
+    return max(MIN_CHUNK_TOKENS, -(-num_tokens // (MAX_CHUNKS * MIN_CHUNK_TOKENS)) * MIN_CHUNK_TOKENS)
+
+
+class StockHead:
+    """foretune's step with the stock loss: full logits of the model, then cross-entropy over shifted targets.
+
+    The model's forward ends with the logits, so hidden states die there unless the head is trained.
+    """
+
+    def __init__(self, backbone: Backbone, weight: Tensor, bias: Tensor | None, *, has_softcap: bool) -> None:
+        self.backbone, self.weight, self.bias, self.has_softcap = backbone, weight, bias, has_softcap
+
+    def __call__(self, input_ids: Tensor, targets: Tensor, phase: str) -> dict[str, Any]:
+        """Run the step's forward; `phase` is entered where the head begins."""
+        logits = self.forward(input_ids, phase)
+        with current().counted_as("logits and loss"):
+            logits = to(logits, "f32")
+            loss = cross_entropy(view(logits, -1, self.weight.shape[0]), view(targets, -1))
+        return {"loss": loss}
+
+    def forward(self, input_ids: Tensor, phase: str) -> Tensor:
+        """The model's forward without labels."""
+        outputs = self.backbone(input_ids)
+        current().enter(phase)
+        with current().counted_as("logits and loss"):
+            return self.logits(outputs[0])
+
+    def logits(self, hidden_states: Tensor) -> Tensor:
+        """[..., V], capped where the family caps them (models/gemma2/modeling_gemma2.py)."""
+        logits = linear(hidden_states, self.weight, self.bias)
+        if self.has_softcap:
+            logits = scale(logits)
+            logits = tanh(logits)
+            logits = scale(logits)
+        return logits
+
+
+class TransformersHead(StockHead):
+    """The model's own loss_function (transformers/loss/loss_utils.py): labels are shifted, logits handed back."""
+
+    def __call__(self, input_ids: Tensor, targets: Tensor, phase: str) -> dict[str, Any]:
+        outputs = self.backbone(input_ids)
+        current().enter(phase)
+        with current().counted_as("logits and loss"):
+            hidden_states = outputs[0]
+            logits = self.logits(hidden_states)
+            loss = _causal_lm_loss(logits, targets, self.weight.shape[0])
+        return {"loss": loss, "logits": logits, "cache": outputs[1]}
+
+
+def _causal_lm_loss(logits: Tensor, labels: Tensor, vocab_size: int) -> Tensor:
+    """ForCausalLMLoss: labels are padded by one and shifted, which copies them at a batch of two and more."""
+    logits = to(logits, "f32")
+    labels = Tensor((labels.shape[0], labels.shape[1] + 1), "i64")
+    shift_labels = contiguous(labels.view_as((labels.shape[0], labels.shape[1] - 1), labels.strides))
+    logits = view(logits, -1, vocab_size)
+    shift_labels = view(shift_labels, -1)
+    loss = cross_entropy(logits, shift_labels)
+    return loss  # noqa: RET504 - the local outlives the call's temporaries
+
+
+class ChunkedHead(StockHead):
+    """Head and loss over a chunk of tokens at a time, recomputed in backward: full logits never exist."""
+
+    def __call__(self, input_ids: Tensor, targets: Tensor, phase: str) -> dict[str, Any]:
+        hidden_states = self.backbone(input_ids)[0]
+        current().enter(phase)
+        with current().counted_as("logits and loss"):
+            hidden_states = view(hidden_states, -1, hidden_states.shape[-1])
+            targets = view(targets, -1)
+            total = Tensor((), "f32")
+            rows = chunk_tokens(targets.shape[0])
+            pieces = split_rows(hidden_states, rows), split_rows(targets, rows)
+            for hidden, target in zip(*pieces, strict=True):
+                total = add(total, checkpoint(self._chunk, hidden, target))
+        return {"loss": total}
+
+    def _chunk(self, hidden_states: Tensor, targets: Tensor) -> Tensor:
+        logits = self.logits(hidden_states)
+        return cross_entropy(to(logits, "f32"), targets)
+
+
+HEADS: dict[tuple[str, str], type[StockHead]] = {
+    ("stock", "own"): StockHead,
+    ("stock", "transformers"): TransformersHead,
+    ("chunked", "own"): ChunkedHead,
+}
+"""By loss backend and whose loss it is."""

@@ -1,0 +1,169 @@
+"""What optimizers allocate: states in the first update, temporaries in each."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from foretune.contract import OptimizerSettings
+from foretune.memory.layout import numel
+from foretune.memory.tape import ITEM_BYTES, Storage, Tensor, current
+
+__all__ = ["Optimizer", "clip_gradients", "make_optimizer"]
+
+Parameters = Sequence[tuple[int | None, Tensor]]
+
+PAGED_FROM_ELEMENTS = 100_000
+MIN_8BIT_ELEMENTS = 4096
+
+
+class Optimizer(Protocol):
+    """What the loop asks of an optimizer."""
+
+    def step(self) -> None:
+        """Apply one update."""
+
+    def zero_grad(self) -> None:
+        """Let go of all gradients."""
+
+
+class _Optimizer:
+    """Parameters with their units, and states made in the first step."""
+
+    def __init__(self, parameters: Parameters) -> None:
+        self.parameters = parameters
+        self.states: dict[int, Any] = {}
+
+    def step(self) -> None:
+        tape = current()
+        before, tape.component = tape.component, "optimizer states"
+        trained = [(i, unit, p) for i, (unit, p) in enumerate(self.parameters) if p.grad is not None]
+        for i, unit, p in trained:
+            if i not in self.states:
+                tape.segment("states", unit)
+                self.states[i] = self.make_states(p)
+        tape.segment("states end")
+        self.update([(unit, p) for _, unit, p in trained])
+        tape.component = before
+
+    def make_states(self, p: Tensor) -> Any:
+        raise NotImplementedError
+
+    def update(self, trained: Parameters) -> None:
+        """Temporaries of the update."""
+
+    def zero_grad(self) -> None:
+        tape = current()
+        for unit, p in self.parameters:
+            tape.segment("zero", unit)
+            p.grad = None
+        tape.segment("zero end")
+
+
+def _temporary_of_gradients(trained: Parameters, kind: str) -> None:
+    """A foreach operator's results: one tensor a parameter, all alive together, freed from the last."""
+    tape, results = current(), []
+    for unit, p in trained:
+        tape.segment(kind, unit)
+        results.append(Tensor(p.shape, p.dtype))
+    tape.segment(f"{kind} end")
+    while results:
+        tape.segment(f"{kind} free", trained[len(results) - 1][0])
+        results.pop()
+    tape.segment("update")
+
+
+class AdamwForeach(_Optimizer):
+    """torch's foreach AdamW (torch/optim/adam.py, _multi_tensor_adam): two states of the parameter's dtype each;
+    square roots of all second moments alive together."""
+
+    def make_states(self, p: Tensor) -> Any:
+        return Tensor(p.shape, p.dtype), Tensor(p.shape, p.dtype)
+
+    def update(self, trained: Parameters) -> None:
+        _temporary_of_gradients(trained, "roots")
+
+
+class AdamwFused(_Optimizer):
+    """torch's fused AdamW: a step counter on the device (4 B) and two states each; no temporary."""
+
+    def make_states(self, p: Tensor) -> Any:
+        return Tensor((), "f32"), Tensor(p.shape, p.dtype), Tensor(p.shape, p.dtype)
+
+
+class Adamw8bit(_Optimizer):
+    """bitsandbytes' AdamW8bit (optim/optimizer.py): two states of one byte and two fp32 scales for 256 elements;
+    tensors under 4,096 elements keep fp32 states. Paged: states of 1e5 elements and more live in managed memory."""
+
+    def __init__(self, parameters: Parameters, *, is_paged: bool) -> None:
+        super().__init__(parameters)
+        self.is_paged = is_paged
+        self.maps: list[Storage] = []
+
+    def make_states(self, p: Tensor) -> Any:
+        n = numel(p.shape)
+        is_on_device = not self.is_paged or n < PAGED_FROM_ELEMENTS
+        if n < MIN_8BIT_ELEMENTS:
+            return [Tensor(p.shape, "f32") for _ in range(2)]
+        if not self.maps:
+            current().segment("maps")
+            self.maps = [Storage(256 * ITEM_BYTES["f32"]) for _ in range(2)]
+        states = [Tensor(p.shape, "u8") for _ in range(2)] if is_on_device else []
+        return states + [Tensor((-(-n // 256),), "f32") for _ in range(2)]
+
+
+class Sgd(_Optimizer):
+    """torch's SGD: no state, or with momentum one each, cloned from the first gradient."""
+
+    def __init__(self, parameters: Parameters, *, has_momentum: bool, is_foreach: bool, has_decay: bool) -> None:
+        super().__init__(parameters)
+        self.has_momentum, self.is_foreach, self.has_decay = has_momentum, is_foreach, has_decay
+
+    def make_states(self, p: Tensor) -> Any:
+        return Tensor(p.shape, p.dtype) if self.has_momentum else ()
+
+    def update(self, trained: Parameters) -> None:
+        if self.is_foreach and self.has_decay:
+            _temporary_of_gradients(trained, "decay")
+
+
+def make_optimizer(settings: OptimizerSettings, parameters: Parameters) -> Optimizer:
+    """Return the optimizer that the settings name."""
+    is_fused = settings.kernel == "fused"
+    if settings.name in ("adamw_8bit", "paged_adamw_8bit"):
+        return Adamw8bit(parameters, is_paged=settings.name == "paged_adamw_8bit")
+    if settings.name == "sgd":
+        return Sgd(
+            parameters,
+            has_momentum=settings.momentum > 0,
+            is_foreach=not is_fused,
+            has_decay=settings.weight_decay > 0,
+        )
+    return AdamwFused(parameters) if is_fused else AdamwForeach(parameters)
+
+
+def clip_gradients(parameters: Parameters) -> None:
+    """clip_grad_norm_ with foreach: one partial sum for each 65,536 elements, one norm a gradient, their norm.
+
+    torch/nn/utils/clip_grad.py; aten/src/ATen/native/cuda/ForeachReduceOp.cu.
+    """
+    tape = current()
+    trained = [(unit, p) for unit, p in parameters if p.grad is not None]
+    if not trained:
+        return
+    norms = []
+    for unit, p in trained:
+        tape.segment("norms", unit)
+        norms.append(Tensor((), p.dtype))
+    tape.segment("norms end")
+    stacked = Tensor((len(norms),), "f32")
+    total = Tensor((), "f32")
+    del stacked
+    for unit, _ in trained:
+        tape.segment("norms free", unit)
+        norms.pop(0)
+    tape.segment("clip")
+    shifted = Tensor((), "f32")
+    inverse = Tensor((), "f32")
+    coefficient = Tensor((), "f32")
+    del shifted, inverse
+    clamped = Tensor((), "f32")
+    del clamped, coefficient, total

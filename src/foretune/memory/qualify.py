@@ -1,0 +1,99 @@
+"""What is estimated and what is refused by name: a program that is not known is never approximated."""
+
+from typing import NamedTuple
+
+from foretune.contract import TrainingConfig
+from foretune.devices import DeviceSpec
+from foretune.errors import ConfigError, Problem, UnsupportedError
+from foretune.memory.blocks import ACTIVATIONS
+from foretune.memory.families import DECODERS
+from foretune.memory.stack import StackProfile
+from foretune.models import ModelShape
+
+__all__ = ["REFUSED_SETTINGS", "require_device", "require_program"]
+
+
+class _Refusal(NamedTuple):
+    """A setting whose memory is not known yet."""
+
+    field: str
+    value: object
+    why: str
+    instead: str
+
+
+REFUSED_SETTINGS = (
+    _Refusal("device", "cpu", "the memory of a run on the CPU is not estimated", "Set device: cuda."),
+    _Refusal("quantization.scheme", "int8", "an 8-bit base is not estimated yet", "Set quantization.scheme: nf4."),
+    _Refusal("lora.use_dora", True, "DoRA is not estimated yet", "Set lora.use_dora: false."),
+    _Refusal("attention", "flash_attention_2", "the flash-attn package is not estimated yet", "Set attention: sdpa."),
+    _Refusal("loss", "liger", "Liger's kernels are not estimated yet", "Set loss: chunked."),
+    _Refusal("batch.packing", True, "packed rows are not estimated yet", "Set batch.packing: false."),
+)
+"""Each is refused by `estimate` with this reason."""
+
+
+def require_program(config: TrainingConfig, shape: ModelShape, stack: StackProfile) -> None:
+    """Raise UnsupportedError for everything about a request whose program is not written, all at once."""
+    problems = [*_setting_problems(config), *_shape_problems(config, shape)]
+    if config.loss != "stock" and stack.loss != "own":
+        problems.append(Problem(f"loss: {config.loss} does not exist on the stack {stack.name}.", field="loss"))
+    if problems:
+        raise UnsupportedError.of(problems)
+
+
+def _setting_problems(config: TrainingConfig) -> list[Problem]:
+    problems = []
+    for refusal in REFUSED_SETTINGS:
+        value: object = config
+        for name in refusal.field.split("."):
+            value = getattr(value, name, None)
+        if value == refusal.value:
+            shown = str(refusal.value).lower()
+            problems.append(
+                Problem(f"{refusal.field} is {shown}: {refusal.why}.", refusal.instead, None, refusal.field)
+            )
+    if config.lora is not None and config.lora.modules_to_save:
+        text = "lora.modules_to_save: modules trained whole beside adapters are not estimated yet."
+        problems.append(Problem(text, "Leave it empty.", None, "lora.modules_to_save"))
+    return problems
+
+
+def _shape_problems(config: TrainingConfig, shape: ModelShape) -> list[Problem]:
+    family, traits = shape.model_type, shape.traits
+    if family not in DECODERS:
+        text = f"{shape.id}: the memory of {family} models is not estimated yet."
+        hint = f"Families that are: {', '.join(sorted(DECODERS))}. `foretune models show` counts this one."
+        return [Problem(text, hint, None, "model.id")]
+    problems = []
+    if shape.tower_params:
+        text = f"{shape.id} has parts beside the language model (vision or audio), which are not estimated yet."
+        problems.append(Problem(text, "Use a text-only checkpoint of the family.", None, "model.id"))
+    if traits.activation is not None and traits.activation not in ACTIVATIONS:
+        text = f"{shape.id}: the activation {traits.activation!r} has no known kernels."
+        problems.append(Problem(text, f"Known are {', '.join(sorted(ACTIVATIONS))}.", None, "model.id"))
+    if traits.attention_softcap is not None and config.attention == "sdpa":
+        text = f"attention is sdpa, but {shape.id} caps its attention scores, which Transformers' sdpa refuses."
+        problems.append(Problem(text, "Set attention: eager.", None, "attention"))
+    if family == "falcon" and (traits.rotary_dim is None or config.attention == "eager"):
+        what = "Falcon with alibi" if traits.rotary_dim is None else "Falcon with eager attention"
+        problems.append(Problem(f"{shape.id}: {what} is not estimated yet.", "Choose another model.", None, "model.id"))
+    if config.quantization is not None and not any(p.is_quantizable for p in shape.projections):
+        text = f"{shape.id} has no nn.Linear in its layers, so there is nothing to quantize."
+        problems.append(Problem(text, "Leave quantization out.", None, "quantization"))
+    length, limit = config.batch.sequence_length, shape.max_positions
+    if traits.rotary_dim is None and limit is not None and length > limit:
+        text = f"batch.sequence_length is {length}, but {shape.id} has {limit} learned positions."
+        problems.append(Problem(text, f"Set it to {limit} or less.", None, "batch.sequence_length"))
+    return problems
+
+
+def require_device(config: TrainingConfig, device: DeviceSpec) -> None:
+    """Raise ConfigError where a device cannot do what is asked for: bf16 without hardware support."""
+    if config.precision.dtype == "bf16" and device.has_bf16 is False:
+        capability = f" (compute capability {device.compute_capability})" if device.compute_capability else ""
+        raise ConfigError(
+            f"precision.dtype is bf16, but {device.name}{capability} has no bfloat16: it needs 8.0 or later.",
+            hint="Set precision.dtype: fp16 for lora or qlora, fp32 for full, or choose another device.",
+            field="precision.dtype",
+        )

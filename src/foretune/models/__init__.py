@@ -1,0 +1,37 @@
+"""Architecture metadata: what a model is made of, from its config alone.
+
+`resolve_model` finds a config (path, catalogue, hub cache, hub) and makes a `ModelShape` of it; `resolve_targets`
+says where a LoRA goes. Nothing here needs torch, Transformers or weights.
+"""
+
+from foretune.models.catalogue import ModelEntry, list_models
+from foretune.models.families import known_model_types, shape_from_config
+from foretune.models.resolve import resolve_model
+from foretune.models.shape import DecoderTraits, LayerKind, ModelShape, ParameterSpec, Projection
+from foretune.models.targets import (
+    SCOPES,
+    adapted_params,
+    lora_parameters,
+    quantizable_params,
+    resolve_saved_modules,
+    resolve_targets,
+)
+
+__all__ = [
+    "SCOPES",
+    "DecoderTraits",
+    "LayerKind",
+    "ModelEntry",
+    "ModelShape",
+    "ParameterSpec",
+    "Projection",
+    "adapted_params",
+    "known_model_types",
+    "list_models",
+    "lora_parameters",
+    "quantizable_params",
+    "resolve_model",
+    "resolve_saved_modules",
+    "resolve_targets",
+    "shape_from_config",
+]

@@ -1,0 +1,195 @@
+"""The Hugging Face cache and Hub: the only module that talks to either, and only when it is asked to.
+
+The cache is read as the files it is. huggingface_hub is imported inside `_get`, for its session and its token; each
+question is one request with a short time limit and no retry, so that a person without network does not wait.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import msgspec
+
+from foretune.errors import MissingDependencyError, ModelAccessError
+
+__all__ = [
+    "HubFile",
+    "ModelNotFoundError",
+    "ModelNotGrantedError",
+    "ModelOfflineError",
+    "ModelTokenError",
+    "cached_config",
+    "fetch_config",
+    "published_parameters",
+]
+
+TIMEOUT_SECONDS = 10.0
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+class ModelTokenError(ModelAccessError):
+    """The Hub wants a token, and there is none."""
+
+    code = "model-access-token"
+
+
+class ModelNotGrantedError(ModelAccessError):
+    """There is a token, but its owner was not granted access."""
+
+    code = "model-access-gated"
+
+
+class ModelNotFoundError(ModelAccessError):
+    """There is no such model, revision or config."""
+
+    code = "model-access-not-found"
+
+
+class ModelOfflineError(ModelAccessError):
+    """The model is not known here, and the Hub was not, or could not be, asked."""
+
+    code = "model-access-offline"
+
+
+class HubFile(NamedTuple):
+    """A config.json as bytes, the commit it belongs to and what to call it in an error."""
+
+    text: bytes
+    revision: str | None
+    place: str
+
+
+class Answer(NamedTuple):
+    """What the Hub answered."""
+
+    status: int
+    error_code: str | None
+    commit: str | None
+    body: bytes
+    had_token: bool
+
+
+# -- cache -------------------------------------------------------------------------------------------------------
+
+
+def cache_folder() -> Path:
+    """Return the folder of the hub cache, as huggingface_hub chooses it."""
+    stated = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    if stated:
+        return Path(stated).expanduser()
+    home = os.environ.get("HF_HOME")
+    if home:
+        return Path(home).expanduser() / "hub"
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base).expanduser() if base else Path.home() / ".cache") / "huggingface" / "hub"
+
+
+def cached_config(id: str, revision: str | None = None) -> HubFile | None:
+    """Read a config.json from the hub cache, without network and without huggingface_hub; None: it is not there."""
+    folder = cache_folder() / f"models--{id.replace('/', '--')}"
+    wanted = revision or "main"
+    try:
+        commit = wanted if _COMMIT.fullmatch(wanted) else (folder / "refs" / wanted).read_text().strip()
+        if not _COMMIT.fullmatch(commit):
+            return None
+        path = folder / "snapshots" / commit / "config.json"
+        return HubFile(path.read_bytes(), commit, str(path))
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+# -- network -----------------------------------------------------------------------------------------------------
+
+
+def fetch_config(id: str, revision: str | None = None) -> HubFile:
+    """Download a config.json. Raises ModelAccessError: token missing, not granted, not found or offline."""
+    wanted = revision or "main"
+    answer = _ask(id, f"{id}/resolve/{wanted}/config.json")
+    _refuse_answer(id, wanted, answer)
+    return HubFile(answer.body, answer.commit, f"config.json of {id}")
+
+
+def published_parameters(id: str, revision: str | None = None) -> int | None:
+    """Ask for the parameter count that the Hub read from the safetensors headers; None: there is none."""
+    answer = _ask(id, f"api/models/{id}/revision/{revision or 'main'}?expand[]=safetensors")
+    if answer.status != 200:
+        return None
+    try:
+        found = msgspec.json.decode(answer.body, type=dict[str, Any]).get("safetensors")
+    except msgspec.DecodeError:
+        return None
+    total = found.get("total") if isinstance(found, Mapping) else None
+    return total if isinstance(total, int) and total > 0 else None
+
+
+def _ask(id: str, path: str) -> Answer:
+    try:
+        return _get(path)
+    except OSError as error:
+        raise ModelOfflineError(
+            f"{id} is not in the catalogue or the cache, and the Hub cannot be reached ({type(error).__name__}).",
+            hint="Check the network, or pass the path of a config.json.",
+            field="model",
+        ) from None  # the cause may hold the request with its token
+
+
+def _get(path: str) -> Answer:
+    """Send one request. Raises OSError when there is no answer (this is what tests replace)."""
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        raise ConnectionError("HF_HUB_OFFLINE is set")
+    try:
+        from huggingface_hub import constants, get_session
+        from huggingface_hub.errors import HfHubHTTPError
+        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # lazily exported
+    except ImportError as error:
+        raise MissingDependencyError(
+            "Reading a model from the Hub needs huggingface_hub.", hint="pip install huggingface_hub"
+        ) from error
+    # The HTTP library has changed between releases of huggingface_hub; its base error is the first base of theirs.
+    transport_error = cast("type[Exception]", HfHubHTTPError.__bases__[0])
+    headers = build_hf_headers()
+    try:
+        reply = get_session().get(
+            f"{constants.ENDPOINT}/{path}", headers=headers, timeout=TIMEOUT_SECONDS, follow_redirects=True
+        )
+    except transport_error as error:
+        raise ConnectionError(type(error).__name__) from None
+    return Answer(
+        reply.status_code,
+        reply.headers.get("x-error-code"),
+        reply.headers.get("x-repo-commit"),
+        reply.content,
+        "authorization" in {name.lower() for name in headers},
+    )
+
+
+def _refuse_answer(id: str, revision: str, answer: Answer) -> None:
+    if answer.status == 200:
+        return
+    if answer.status == 403 or (answer.error_code == "GatedRepo" and answer.had_token):
+        raise ModelNotGrantedError(
+            f"{id} is gated, and this account was not granted access (HTTP {answer.status}).",
+            hint=f"Accept its licence at https://huggingface.co/{id}, or pass the path of a config.json.",
+            field="model",
+        )
+    if answer.status == 401 and not answer.had_token:
+        raise ModelTokenError(
+            f"The Hub does not show {id} without a token: it is gated or private, or there is no such model.",
+            hint="Check the spelling; then `hf auth login`, or set HF_TOKEN, or pass the path of a config.json.",
+            field="model",
+        )
+    if answer.status in (401, 404):
+        what = {"RevisionNotFound": f"no revision {revision!r} of {id}", "EntryNotFound": f"no config.json in {id}"}
+        found = what.get(answer.error_code or "", f"no model {id}")
+        raise ModelNotFoundError(
+            f"The Hub has {found} that this account can see.",
+            hint="Check the spelling, or pass the path of a config.json.",
+            field="model",
+        )
+    raise ModelOfflineError(
+        f"The Hub did not answer for {id} (HTTP {answer.status}).",
+        hint="Try again later, or pass the path of a config.json.",
+        field="model",
+    )

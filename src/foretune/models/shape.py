@@ -1,0 +1,181 @@
+"""What a model is made of: every parameter by name and shape, and the numbers its layers are written from.
+
+`ModelShape` lists parameters once for each kind of layer, in the order in which the model's modules hold them, under
+the names Transformers gives them. Counts, LoRA targets, the quantizable share and the order of loading all follow
+from that one list.
+"""
+
+from collections.abc import Iterator
+from math import prod
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from foretune.values import Value
+
+__all__ = ["DecoderTraits", "LayerKind", "ModelShape", "ParameterSpec", "Projection"]
+
+Size = Annotated[int, Meta(ge=0, lt=1 << 62)]
+ParameterRole = Literal["linear", "bias", "conv1d", "embedding", "head", "norm", "experts", "other"]
+
+
+class ParameterSpec(Value, frozen=True, kw_only=True):
+    """One parameter tensor."""
+
+    name: str
+    """Inside a layer relative to it (`self_attn.q_proj.weight`), outside absolute (`model.norm.weight`)."""
+    shape: tuple[Size, ...]
+    """As torch holds it: a linear weight is (out, in), GPT-2's Conv1D (in, out), stacked experts are 3-D."""
+    role: ParameterRole
+    """`linear`: weight of an `nn.Linear` in a layer (4-bit and LoRA reach it). `bias`: bias of such a linear or conv1d.
+    `conv1d`: transposed weight of a GPT-2 style Conv1D (LoRA reaches it, 4-bit does not). `experts`: stacked 3-D
+    weights (neither reaches them). `head`: an untied output head. `other`: routers, convolutions, gates, tables."""
+
+    @property
+    def num_elements(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+
+class LayerKind(Value, frozen=True, kw_only=True):
+    """Layers that hold the same parameters."""
+
+    layers: tuple[int, ...]
+    """Indices of these layers in the stack, rising."""
+    parameters: tuple[ParameterSpec, ...]
+    """In module order, names relative to the layer."""
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of one such layer."""
+        return sum(parameter.num_elements for parameter in self.parameters)
+
+
+class Projection(Value, frozen=True, kw_only=True):
+    """A linear layer that occurs in the model's stack, as LoRA sees it."""
+
+    name: str
+    """Relative to the layer: `self_attn.q_proj`."""
+    in_features: Size
+    out_features: Size
+    has_bias: bool
+    is_quantizable: bool
+    """An `nn.Linear`; GPT-2's Conv1D is not."""
+    layers: tuple[int, ...]
+    """The layers that have it."""
+
+
+class DecoderTraits(Value, frozen=True, kw_only=True):
+    """The numbers and switches from which the layers of a decoder are written; None where a family has none."""
+
+    hidden_size: Size
+    num_heads: Size | None = None
+    num_kv_heads: Size | None = None
+    head_dim: Size | None = None
+    intermediate_size: Size | None = None
+    activation: str | None = None
+    """As in the config: `silu`, `gelu_pytorch_tanh`, `gelu_new`, `relu`..."""
+    rotary_dim: Size | None = None
+    """Width of the rotated part of a head; None: no rotary embedding."""
+    rotary_layers: tuple[bool, ...] = ()
+    """Where some layers go without rotary embedding (SmolLM3, Cohere2): True for the layers that have it."""
+    sliding_window: Size | None = None
+    sliding_layers: tuple[bool, ...] = ()
+    """For each layer whether it attends only within the window; empty: none does."""
+    attention_softcap: float | None = None
+    final_softcap: float | None = None
+    qk_norm: Literal["head", "full"] | None = None
+    """Norm on queries and keys: over each head, or over the whole projection (OLMo2)."""
+    has_parallel_residual: bool = False
+    """Attention and MLP read the same input and are added together (GPT-NeoX, Falcon)."""
+    num_experts: Size | None = None
+    experts_per_token: Size | None = None
+    embedding_dropout: float = 0.0
+    """Dropout that the config itself asks for in training (GPT-2: 0.1), apart from LoRA's."""
+    attention_dropout: float = 0.0
+    residual_dropout: float = 0.0
+
+
+class ModelShape(Value, frozen=True, kw_only=True):
+    """A model's parameters and layers, from its config; weights are never read."""
+
+    id: str
+    """The id or path it was asked for by."""
+    model_type: str
+    """Transformers' `model_type` of the language model (`text_config` where it is nested)."""
+    source: str
+    """Where the config came from: `catalogue`, `file`, `cache` or `hub`."""
+    revision: str | None = None
+    """The resolved commit, where the source knows it."""
+    num_layers: Annotated[int, Meta(ge=1, le=1024)]
+    vocab_size: Size
+    max_positions: Size | None = None
+    """Context length; None: the config does not say."""
+    tied_embeddings: bool
+    traits: DecoderTraits
+    layer_prefix: str = "model.layers."
+    """Absolute name of layer 0's parameters up to the index."""
+    before: tuple[ParameterSpec, ...]
+    """Parameters held before the layers, absolute names."""
+    kinds: tuple[LayerKind, ...]
+    """Together they cover every layer once."""
+    after: tuple[ParameterSpec, ...]
+    """Parameters held after the layers; a tied head is not listed."""
+    tower_params: Size = 0
+    """Parameters outside the language model (vision, audio, projector), in all."""
+    published_only_as: str | None = None
+    """The quantization in which the model is published, if there is no unquantized checkpoint of it."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def text_params(self) -> int:
+        """Parameters of the language model, tied weights once."""
+        outside = sum(parameter.num_elements for parameter in (*self.before, *self.after))
+        return outside + sum(len(kind.layers) * kind.num_parameters for kind in self.kinds)
+
+    @property
+    def total_params(self) -> int:
+        """All unique parameters; buffers do not count."""
+        return self.text_params + self.tower_params
+
+    def parameters(self) -> Iterator[tuple[int | None, ParameterSpec]]:
+        """Yield (layer or None, parameter) in module order, once for every layer."""
+        kind_of = {layer: kind for kind in self.kinds for layer in kind.layers}
+        for parameter in self.before:
+            yield None, parameter
+        for layer in range(self.num_layers):
+            for parameter in kind_of[layer].parameters:
+                yield layer, parameter
+        for parameter in self.after:
+            yield None, parameter
+
+    @property
+    def projections(self) -> tuple[Projection, ...]:
+        """The linear layers of the stack, in module order; one entry for each name and shape."""
+        found: dict[tuple[str, tuple[int, ...], bool, bool], list[int]] = {}
+        for kind in self.kinds:
+            names = {parameter.name for parameter in kind.parameters if parameter.role == "bias"}
+            for parameter in kind.parameters:
+                if parameter.role in ("linear", "conv1d"):
+                    name = parameter.name.removesuffix(".weight")
+                    key = (name, parameter.shape, f"{name}.bias" in names, parameter.role == "linear")
+                    found.setdefault(key, []).extend(kind.layers)
+        return tuple(
+            Projection(
+                name=name,
+                in_features=shape[1] if is_linear else shape[0],
+                out_features=shape[0] if is_linear else shape[1],
+                has_bias=has_bias,
+                is_quantizable=is_linear,
+                layers=tuple(sorted(layers)),
+            )
+            for (name, shape, has_bias, is_linear), layers in found.items()
+        )
+
+    def count(self, *roles: ParameterRole) -> int:
+        """Count the parameters of the language model that play one of these roles."""
+        outside = sum(p.num_elements for p in (*self.before, *self.after) if p.role in roles)
+        inside = sum(
+            len(kind.layers) * p.num_elements for kind in self.kinds for p in kind.parameters if p.role in roles
+        )
+        return outside + inside
