@@ -20,7 +20,8 @@ BY_HAND = {"step3p5": Step3p7TextConfig, "step3p5_vision": Step3p7VisionConfig}
 
 def keys_that_are_read() -> set[str]:
     """Return every quoted lower-case word of the families' source."""
-    return {word for path in FAMILIES.glob("*.py") for word in re.findall(r'"([a-z_][a-z0-9_]*)"', path.read_text())}
+    sources = [path.read_text() for path in FAMILIES.glob("*.py") if path.name != "refusals.py"]
+    return {word for source in sources for word in re.findall(r'"([a-z_][a-z0-9_]*)"', source)}
 
 
 def defaults_of(config_class: type, keys: set[str]) -> dict[str, object]:
@@ -42,6 +43,9 @@ def defaults_of(config_class: type, keys: set[str]) -> dict[str, object]:
             values[field.name] = field.default
         elif field.default_factory is not dataclasses.MISSING:
             values[field.name] = field.default_factory()
+    for alias, name in config_class.attribute_map.items():
+        if alias in values and name not in values:
+            values[name] = values.pop(alias)
     aliases = {alias: name for alias, name in config_class.attribute_map.items() if name in keys or alias in keys}
     return {"d": values, **({"a": aliases} if aliases else {})}
 

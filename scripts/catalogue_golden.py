@@ -16,13 +16,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-PREFIXES = ("model.language_model.", "language_model.")
+PREFIXES = ("model.language_model.", "language_model.", "model.text_model.")
 
 
 def digest(parameters: list[tuple[str, list[int]]]) -> str:
     """Hash names and shapes; of a multimodal model, those of the language model."""
     prefix = next((p for p in PREFIXES if any(name.startswith(p) for name, _ in parameters)), "")
-    kept = [(name, shape) for name, shape in parameters if name.startswith(prefix) or name.startswith("lm_head")]
+    kept = [(name, shape) for name, shape in parameters if name.startswith((prefix, "lm_head"))]
     text = "".join(f"{name} {shape}\n" for name, shape in kept)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from foretune.errors import ConfigError
 from foretune.models import ModelShape, resolve_model, shape_from_config
 
 DENSE = {
@@ -86,3 +87,42 @@ def test_parallel_residuals_are_marked() -> None:
 def test_experts_are_counted_in_the_traits() -> None:
     traits = resolve_model("mistralai/Mixtral-8x7B-v0.1", offline=True).traits
     assert (traits.num_experts, traits.experts_per_token) == (8, 2)
+
+
+# The card of Mistral-7B-Instruct-v0.2: "No Sliding-Window Attention"; the first Mistral had one of 4096.
+@pytest.mark.parametrize(
+    ("id", "window"),
+    [
+        ("mistralai/Mistral-7B-v0.1", 4096),
+        ("mistralai/Mistral-7B-Instruct-v0.2", None),
+        ("mistralai/Mistral-Nemo-Base-2407", None),
+    ],
+)
+def test_catalogue_mistrals_have_the_window_of_their_config(id: str, window: int | None) -> None:
+    assert resolve_model(id, offline=True).traits.sliding_window == window
+
+
+# transformers/models/<family>/configuration_<family>.py (5.24); starcoder2-7b: its vendored config
+@pytest.mark.parametrize(
+    ("id", "dropouts"),
+    [
+        ("openai-community/gpt2", (0.1, 0.1, 0.1)),
+        ("facebook/opt-125m", (0.0, 0.0, 0.1)),
+        ("bigcode/starcoder2-7b", (0.1, 0.1, 0.1)),
+        ("EleutherAI/pythia-160m", (0.0, 0.0, 0.0)),
+        ("Qwen/Qwen2.5-0.5B", (0.0, 0.0, 0.0)),
+    ],
+)
+def test_the_config_s_own_dropouts_are_read(id: str, dropouts: tuple[float, float, float]) -> None:
+    traits = resolve_model(id, offline=True).traits
+    assert (traits.embedding_dropout, traits.attention_dropout, traits.residual_dropout) == dropouts
+
+
+def test_a_dropout_of_a_config_file_counts() -> None:
+    assert shape_of(model_type="llama", attention_dropout=0.25).traits.attention_dropout == 0.25
+
+
+@pytest.mark.parametrize("share", [1.0, -0.1, "0.1", True])
+def test_a_dropout_is_a_share(share: Any) -> None:
+    with pytest.raises(ConfigError, match="attention_dropout"):
+        shape_of(model_type="llama", attention_dropout=share)

@@ -183,10 +183,11 @@ class LoraLinear:
 
     def __init__(self, base: Module, a: Tensor, b: Tensor, probability: float) -> None:
         self.base, self.lora_a, self.lora_b, self.probability = base, Linear(a), Linear(b), probability
-        self.forward = self._forward_4bit if isinstance(base, Linear4bit) else self._forward_plain
+        # A function, not a bound method: nothing on the tape may be part of a cycle.
+        self.forward = LoraLinear._forward_4bit if isinstance(base, Linear4bit) else LoraLinear._forward_plain
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.forward(x)
+        return self.forward(self, x)
 
     def _forward_plain(self, x: Tensor) -> Tensor:
         result = call(self.base, x)
@@ -217,10 +218,10 @@ class RmsNorm:
 
     def __init__(self, weight: Tensor, spelling: Literal["llama", "olmo2", "gemma"] = "llama") -> None:
         self.weight = weight
-        self.forward = {"llama": self._llama, "olmo2": self._olmo2, "gemma": self._gemma}[spelling]
+        self.forward = {"llama": RmsNorm._llama, "olmo2": RmsNorm._olmo2, "gemma": RmsNorm._gemma}[spelling]
 
     def __call__(self, hidden_states: Tensor) -> Tensor:
-        return self.forward(hidden_states)
+        return self.forward(self, hidden_states)
 
     def _llama(self, hidden_states: Tensor) -> Tensor:
         input_dtype = hidden_states.dtype

@@ -26,7 +26,7 @@ from foretune.memory.tape import ITEM_BYTES, Tape, Tensor, backward, drop_graph,
 from foretune.memory.templates import EMPTY, Recording, Units, find_units
 from foretune.models import ModelShape, ParameterSpec, Projection
 
-__all__ = ["TAPE_DTYPES", "emitted_microsteps", "record_program"]
+__all__ = ["TAPE_DTYPES", "emitted_microsteps", "record_program", "record_tape"]
 
 TAPE_DTYPES = {"bf16": "bf16", "fp16": "f16", "fp32": "f32"}
 NUM_UPDATES = 2
@@ -49,12 +49,26 @@ def record_program(
     """
     num_last = 2 if shape.traits.has_parallel_residual else 1
     units = find_units(_signatures(config, shape), num_last=num_last)
+    return Recording.of(record_tape(config, shape, stack, kernels, adapted, units, num_updates=num_updates), units)
+
+
+def record_tape(
+    config: TrainingConfig,
+    shape: ModelShape,
+    stack: StackProfile,
+    kernels: AttentionKernels,
+    adapted: tuple[Projection, ...],
+    units: Units,
+    *,
+    num_updates: int = NUM_UPDATES,
+) -> Tape:
+    """Record the layers of `units` on a tape; what the interpreter tears down afterwards is not on it."""
     with recording(stack.device_rules()) as tape:
         run = _Run(tape, config, shape, stack, kernels, adapted, units)
         run.train(num_updates)
-        recorded = Recording.of(tape, units)  # what the interpreter tears down afterwards is not the run's
-        del run
-    return recorded
+        tape.events = tape.events[:]  # the interpreter's tearing down goes into the old list
+        vars(run).clear()  # its modules know it, and a cycle would wait for the garbage collector
+    return tape
 
 
 def emitted_microsteps(config: TrainingConfig) -> int:

@@ -157,6 +157,10 @@ def _local_config(text: str) -> Path | None:
             inside = path / "config.json"
             return inside if inside.exists() else None
         return path if path.exists() else None
+    except PermissionError as error:
+        raise ConfigError(
+            "The folder cannot be searched: permission denied.", hint="Check its permissions.", place=text
+        ) from error
     except (OSError, RuntimeError, ValueError):
         return None
 

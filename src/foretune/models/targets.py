@@ -26,7 +26,10 @@ _MLP_PARENTS = frozenset(
     {"feed_forward", "ffn", "mlp", "mlp_block", "shared_expert", "shared_experts", "shared_mlp", "fc1", "fc2"}
 )
 _MLP_LEAVES = frozenset({"up_proj", "down_proj", "gate_proj"})
-_ROUTERS = frozenset({"router", "shared_expert_gate", "gate"})
+_ROUTERS = frozenset({"router", "shared_expert_gate", "gate", "wg"})
+# PEFT 0.21 refuses `out_proj` in these (tuners/tuners_utils.py, _check_lora_target_modules_mamba): the fused kernels
+# of a Mamba mixer read its weight directly.
+_WITHOUT_OUT_PROJ = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"})
 
 
 def resolve_targets(
@@ -36,11 +39,12 @@ def resolve_targets(
 
     `targets` is `all-linear`, `attention`, `mlp` or module names. `attention` means softmax and linear attention,
     fused or not; `mlp` the dense and shared feed-forwards. Neither reaches routers, stacked experts, state-space
-    mixers or short convolutions. What `modules_to_save` trains whole gets no adapter.
+    mixers or short convolutions. What `modules_to_save` trains whole gets no adapter, and neither does the `out_proj`
+    of a Mamba mixer, which PEFT refuses.
 
     Raises ConfigError when a name, or the scope, matches nothing; the error lists what there is.
     """
-    projections = tuple(p for p in shape.projections if not _is_saved(p.name, modules_to_save))
+    projections = tuple(p for p in _adaptable(shape) if not _is_saved(p.name, modules_to_save))
     if isinstance(targets, str) and targets in SCOPES:
         found = tuple(p for p in projections if _SCOPE_OF[targets](p.name))
         if not found:
@@ -54,6 +58,12 @@ def resolve_targets(
     if unmatched:
         raise ConfigError.of([_unmatched(shape, name) for name in unmatched])
     return _merged(projections, hits.values())
+
+
+def _adaptable(shape: ModelShape) -> tuple[Projection, ...]:
+    if shape.model_type not in _WITHOUT_OUT_PROJ:
+        return shape.projections
+    return tuple(p for p in shape.projections if p.name.rpartition(".")[2] != "out_proj")
 
 
 def _merged(projections: Sequence[Projection], hits: Iterable[dict[int, set[int]]]) -> tuple[Projection, ...]:
@@ -192,7 +202,7 @@ def quantizable_params(shape: ModelShape) -> int:
 
 
 def _available(shape: ModelShape) -> list[str]:
-    return list(dict.fromkeys(projection.name for projection in shape.projections))
+    return list(dict.fromkeys(projection.name for projection in _adaptable(shape)))
 
 
 def _nothing(shape: ModelShape, message: str, field: str | None) -> ConfigError:
@@ -211,6 +221,8 @@ def _unmatched(shape: ModelShape, name: str) -> Problem:
     reason = ""
     if name.rpartition(".")[2] in ("lm_head", "embed_tokens"):
         reason = " (an adapter there is not supported; to train it whole, name it in modules_to_save)"
+    elif name.rpartition(".")[2] == "out_proj" and shape.model_type in _WITHOUT_OUT_PROJ:
+        reason = " (PEFT refuses an adapter on the out_proj of a Mamba mixer)"
     elif any(p.role == "experts" and name in p.name.split(".") for kind in shape.kinds for p in kind.parameters):
         reason = " (stacked experts are no linear layers, so no adapter fits them)"
     available = _available(shape)

@@ -19,16 +19,19 @@ from foretune.models.families.parts import (
     heads,
     linear,
     norm,
-    outside,
     stack,
     two_layer_mlp,
 )
 from foretune.models.shape import DecoderTraits
 
-__all__ = ["FAMILIES"]
+__all__ = ["FAMILIES", "refuse_cross_attention"]
+
+_PDROPS = ("embd_pdrop", "attn_pdrop", "resid_pdrop")
+_HIDDEN_DROPOUT = (None, "attention_dropout", "hidden_dropout")
 
 
-def _no_cross_attention(c: Fields) -> None:
+def refuse_cross_attention(c: Fields) -> None:
+    """Refuse the decoder half of an encoder-decoder."""
     if c.flag("add_cross_attention"):
         raise UnsupportedError(
             "add_cross_attention makes this the decoder of an encoder-decoder; foretune counts decoder-only models.",
@@ -40,7 +43,7 @@ def _no_cross_attention(c: Fields) -> None:
 
 def gpt2(c: Fields) -> Decoder:
     """gpt2: Conv1D everywhere, learned positions, a tied head."""
-    _no_cross_attention(c)
+    refuse_cross_attention(c)
     h, hidden = heads(c, stated_dim=False), c.size("n_embd")
     width = c.maybe_size("n_inner") or 4 * hidden
     layer = (
@@ -51,7 +54,9 @@ def gpt2(c: Fields) -> Decoder:
         *conv1d("mlp.c_fc", hidden, width),
         *conv1d("mlp.c_proj", width, hidden),
     )
-    traits = dense_traits(c, h, rotary=None, activation="activation_function", intermediate_size=width)
+    traits = dense_traits(
+        c, h, rotary=None, activation="activation_function", intermediate_size=width, dropouts=_PDROPS
+    )
     return _with_wte(c, layer, traits_of=traits, learned_positions=True)
 
 
@@ -75,7 +80,7 @@ def _with_wte(
 
 def gpt_bigcode(c: Fields) -> Decoder:
     """gpt_bigcode: gpt2 with real linears and, with `multi_query`, one key/value head."""
-    _no_cross_attention(c)
+    refuse_cross_attention(c)
     h, hidden = heads(c, stated_dim=False), c.size("n_embd")
     h = h._replace(kv=1 if c.flag("multi_query") else h.query)
     width = c.maybe_size("n_inner") or 4 * hidden
@@ -86,7 +91,9 @@ def gpt_bigcode(c: Fields) -> Decoder:
         *norm("ln_2", hidden, bias=True),
         *two_layer_mlp("mlp.c_fc", "mlp.c_proj", hidden, width, True),
     )
-    traits = dense_traits(c, h, rotary=None, activation="activation_function", intermediate_size=width)
+    traits = dense_traits(
+        c, h, rotary=None, activation="activation_function", intermediate_size=width, dropouts=_PDROPS
+    )
     return _with_wte(c, layer, traits_of=traits, learned_positions=True)
 
 
@@ -111,6 +118,7 @@ def gpt_neo(c: Fields) -> Decoder:
         intermediate_size=width,
         sliding_window=c.maybe_size("window_size") if any(local) else None,
         sliding_layers=local if any(local) else (),
+        dropouts=("embed_dropout", "attention_dropout", "resid_dropout"),
     )
     return _with_wte(c, layer, traits_of=traits, learned_positions=True)
 
@@ -161,6 +169,7 @@ def _gptj_like(c: Fields, h: Heads, attn: Params) -> Decoder:
         intermediate_size=width,
         has_parallel_residual=True,
         rotary_dim=c.maybe_size("rotary_dim") or h.dim,
+        dropouts=_PDROPS,
     )
     return _with_wte(c, layer, traits_of=traits, learned_positions=False, head_bias=True)
 
@@ -176,11 +185,14 @@ def gpt_neox(c: Fields) -> Decoder:
         *two_layer_mlp("mlp.dense_h_to_4h", "mlp.dense_4h_to_h", hidden, c.size("intermediate_size"), True),
     )
     share = c.number("rotary_pct")
+    if share is not None and not 0 <= share <= 1:
+        raise c.refuse("rotary_pct", "not a share from 0 to 1", "Write for example 0.25.")
     traits = dense_traits(
         c,
         h,
         rotary=0.25 if share is None else share,
         has_parallel_residual=c.flag("use_parallel_residual"),
+        dropouts=("hidden_dropout", "attention_dropout", "hidden_dropout"),
     )
     return decoder(
         c,
@@ -214,6 +226,7 @@ def falcon(c: Fields) -> Decoder:
         activation="activation",
         intermediate_size=width,
         has_parallel_residual=is_new or is_parallel,
+        dropouts=_HIDDEN_DROPOUT,
     )
     return decoder(
         c,
@@ -251,7 +264,9 @@ def bloom(c: Fields) -> Decoder:
     built = decoder(
         c,
         stack([0] * c.num_layers("n_layer"), lambda _: layer),
-        dense_traits(c, h, rotary=None, intermediate_size=4 * hidden, activation="no_such_key"),
+        dense_traits(
+            c, h, rotary=None, intermediate_size=4 * hidden, activation="no_such_key", dropouts=_HIDDEN_DROPOUT
+        ),
         embed="transformer.word_embeddings",
         before=norm("transformer.word_embeddings_layernorm", hidden, bias=True),
         prefix="transformer.h.",
@@ -274,44 +289,22 @@ def mpt(c: Fields) -> Decoder:
     built = decoder(
         c,
         stack([0] * c.num_layers("n_layers"), lambda _: layer),
-        dense_traits(c, h, rotary=None, intermediate_size=4 * hidden, activation="no_such_key"),
+        dense_traits(
+            c,
+            h,
+            rotary=None,
+            intermediate_size=4 * hidden,
+            activation="no_such_key",
+            dropouts=("emb_pdrop", None, "resid_pdrop"),
+        ),
         embed="transformer.wte",
         prefix="transformer.blocks.",
         final=norm("transformer.norm_f", hidden),
         positions="max_seq_len",
     )
-    return built._replace(traits=built.traits.with_(activation="gelu"))
-
-
-def opt(c: Fields) -> Decoder:
-    """opt: learned positions with an offset of 2; the embedding may be narrower than the model (350m)."""
-    h, hidden, bias = heads(c, stated_dim=False), c.size("hidden_size"), c.flag("enable_bias")
-    affine = c.flag("layer_norm_elementwise_affine")
-    narrow = c.maybe_size("word_embed_proj_dim") or hidden
-    projections = [linear(f"self_attn.{name}_proj", hidden, hidden, bias) for name in ("k", "v", "q", "out")]
-    layer = (
-        *(parameter for projection in projections for parameter in projection),
-        *(norm("self_attn_layer_norm", hidden, bias=True) if affine else ()),
-        *two_layer_mlp("fc1", "fc2", hidden, c.size("ffn_dim"), bias),
-        *(norm("final_layer_norm", hidden, bias=True) if affine else ()),
-    )
-    before = embedding("model.decoder.embed_positions", c.size("max_position_embeddings") + 2, hidden)
-    if narrow != hidden:
-        before += outside(linear("model.decoder.project_out", narrow, hidden))
-        before += outside(linear("model.decoder.project_in", hidden, narrow))
-    if c.flag("do_layer_norm_before") and not c.flag("_remove_final_layer_norm") and affine:
-        # Registered before the layers (modeling_opt.py, OPTDecoder.__init__).
-        before += norm("model.decoder.final_layer_norm", hidden, bias=True)
-    return decoder(
-        c,
-        stack([0] * c.num_layers(), lambda _: layer),
-        dense_traits(c, h, rotary=None, activation="activation_function", intermediate_size=c.size("ffn_dim")),
-        embed="model.decoder.embed_tokens",
-        embed_width=narrow,
-        before=before,
-        prefix="model.decoder.layers.",
-        final=(),
-    )
+    probabilities = Fields(c.section_of("attn_config"), c.no_defaults(), place=c.place, section="attn_config.")
+    dropout = probabilities.number("attn_pdrop") or 0.0
+    return built._replace(traits=built.traits.with_(activation="gelu", attention_dropout=dropout))
 
 
 def phi(c: Fields) -> Decoder:
@@ -327,7 +320,14 @@ def phi(c: Fields) -> Decoder:
     return decoder(
         c,
         stack([0] * c.num_layers(), lambda _: layer),
-        dense_traits(c, h, rotary=0.5, qk_norm=qk_norm, has_parallel_residual=True),
+        dense_traits(
+            c,
+            h,
+            rotary=0.5,
+            qk_norm=qk_norm,
+            has_parallel_residual=True,
+            dropouts=("embd_pdrop", "attention_dropout", "resid_pdrop"),
+        ),
         final=norm("model.final_layernorm", hidden, bias=True),
         head_bias=True,
     )
@@ -355,32 +355,8 @@ def persimmon(c: Fields) -> Decoder:
     return decoder(
         c,
         stack([0] * c.num_layers(), lambda _: layer),
-        dense_traits(c, h, rotary=0.5, qk_norm=qk_norm),
+        dense_traits(c, h, rotary=0.5, qk_norm=qk_norm, dropouts=_HIDDEN_DROPOUT),
         final=norm("model.final_layernorm", hidden, bias=True),
-    )
-
-
-def xglm(c: Fields) -> Decoder:
-    """xglm: sinusoidal positions without parameters."""
-    _no_cross_attention(c)
-    h, hidden, width = heads(c, stated_dim=False), c.size("d_model"), c.size("ffn_dim")
-    return _fairseq(c, h, hidden, width, before=(), layers=c.num_layers("num_layers"), final="model.layer_norm")
-
-
-def _fairseq(c: Fields, h: Heads, hidden: int, width: int, *, before: Params, layers: int, final: str) -> Decoder:
-    projections = [linear(f"self_attn.{name}_proj", hidden, hidden, True) for name in ("k", "v", "q", "out")]
-    layer = (
-        *(parameter for projection in projections for parameter in projection),
-        *norm("self_attn_layer_norm", hidden, bias=True),
-        *two_layer_mlp("fc1", "fc2", hidden, width, True),
-        *norm("final_layer_norm", hidden, bias=True),
-    )
-    return decoder(
-        c,
-        stack([0] * layers, lambda _: layer),
-        dense_traits(c, h, rotary=None, activation="activation_function", intermediate_size=width),
-        before=before,
-        final=norm(final, hidden, bias=True),
     )
 
 
@@ -394,8 +370,6 @@ FAMILIES: dict[str, Callable[[Fields], Decoder]] = {
     "gpt_neox": gpt_neox,
     "gptj": gptj,
     "mpt": mpt,
-    "opt": opt,
     "persimmon": persimmon,
     "phi": phi,
-    "xglm": xglm,
 }

@@ -17,14 +17,22 @@ from foretune.models.families.parts import (
     heads,
     linear,
     norm,
-    plain,
     rotary_dim,
     stack,
     two_layer_mlp,
 )
 from foretune.models.shape import DecoderTraits
 
-__all__ = ["FAMILIES", "alternating", "dense_traits", "full_width_norms", "head_norms", "pre_norms", "windowed"]
+__all__ = [
+    "FAMILIES",
+    "alternating",
+    "dense_traits",
+    "full_width_norms",
+    "head_norms",
+    "pre_norms",
+    "uniform",
+    "windowed",
+]
 
 _PAIR = ("input_layernorm", "post_attention_layernorm")
 
@@ -64,12 +72,27 @@ def every(c: Fields, pattern: int) -> Callable[[int], bool]:
     return lambda index: pattern > 0 and (index + 1) % pattern == 0
 
 
+ATTENTION_DROPOUT = (None, "attention_dropout", None)
+"""The usual keys of the dropouts on embedding, attention probabilities and residual branches."""
+
+
 def dense_traits(
-    c: Fields, h: Heads, *, rotary: float | None = 1.0, activation: str = "hidden_act", **more: Any
+    c: Fields,
+    h: Heads,
+    *,
+    rotary: float | None = 1.0,
+    activation: str = "hidden_act",
+    dropouts: Sequence[str | None] = ATTENTION_DROPOUT,
+    **more: Any,
 ) -> DecoderTraits:
-    """Fill the traits that all these families share; `rotary` is the share of a head that is rotated by default."""
+    """Fill the traits that all these families share.
+
+    `rotary` is the share of a head that is rotated by default; `dropouts` names the keys for the embedding, the
+    attention probabilities and the residual branches, None where the class has none.
+    """
     if "intermediate_size" not in more:
         more["intermediate_size"] = c.maybe_size(c.own_name("intermediate_size"))
+    embedding, attention_probabilities, residual = (_dropout(c, key) for key in dropouts)
     fields: dict[str, Any] = {
         "hidden_size": c.size(c.own_name("hidden_size")),
         "num_heads": h.query,
@@ -77,11 +100,21 @@ def dense_traits(
         "head_dim": h.dim,
         "activation": c.text(activation),
         "rotary_dim": None if rotary is None else rotary_dim(c, h.dim, rotary),
+        "embedding_dropout": embedding,
+        "attention_dropout": attention_probabilities,
+        "residual_dropout": residual,
     }
     return DecoderTraits(**{**fields, **more})
 
 
-def _uniform(
+def _dropout(c: Fields, key: str | None) -> float:
+    share = (c.number(key) if key else None) or 0.0
+    if key and not 0 <= share < 1:
+        raise c.refuse(key, "not a share from 0 to below 1", "Write for example 0.1.")
+    return share
+
+
+def uniform(
     c: Fields, h: Heads, layer: Params, *, final: Params | None = None, head_bias: bool = False, **traits: Any
 ) -> Decoder:
     """A decoder all of whose layers are alike."""
@@ -94,14 +127,14 @@ def llama(c: Fields) -> Decoder:
     """llama: also the class behind exaone, internlm3 and the remote-code types that share its shapes."""
     h, hidden = heads(c), c.size("hidden_size")
     mlp = gated_mlp("mlp", hidden, c.size("intermediate_size"), c.flag("mlp_bias"))
-    return _uniform(c, h, (*attention(c, h, bias=c.flag("attention_bias")), *mlp, *pre_norms(hidden)))
+    return uniform(c, h, (*attention(c, h, bias=c.flag("attention_bias")), *mlp, *pre_norms(hidden)))
 
 
 def mistral(c: Fields) -> Decoder:
     """mistral, ministral3: no bias anywhere; every layer slides where `sliding_window` is stated."""
     h, hidden, window = heads(c), c.size("hidden_size"), c.maybe_size("sliding_window")
     layer = (*attention(c, h), *gated_mlp("mlp", hidden, c.size("intermediate_size")), *pre_norms(hidden))
-    return _uniform(c, h, layer, **windowed(c, ["sliding_attention"] * c.num_layers(), window))
+    return uniform(c, h, layer, **windowed(c, ["sliding_attention"] * c.num_layers(), window))
 
 
 def ministral(c: Fields) -> Decoder:
@@ -109,7 +142,7 @@ def ministral(c: Fields) -> Decoder:
     h, hidden, window = heads(c), c.size("hidden_size"), c.maybe_size("sliding_window")
     layer = (*attention(c, h), *gated_mlp("mlp", hidden, c.size("intermediate_size")), *pre_norms(hidden))
     types = alternating(c, lambda _: window is None)
-    return _uniform(c, h, layer, **windowed(c, types, window))
+    return uniform(c, h, layer, **windowed(c, types, window))
 
 
 def _qwen_window(c: Fields) -> dict[str, Any]:
@@ -124,7 +157,7 @@ def qwen2(c: Fields) -> Decoder:
     h, hidden = heads(c), c.size("hidden_size")
     mlp = gated_mlp("mlp", hidden, c.size("intermediate_size"))
     layer = (*attention(c, h, bias=True, out_bias=False), *mlp, *pre_norms(hidden))
-    return _uniform(c, h, layer, **_qwen_window(c))
+    return uniform(c, h, layer, **_qwen_window(c))
 
 
 def qwen2_vl_text(c: Fields) -> Decoder:
@@ -132,7 +165,7 @@ def qwen2_vl_text(c: Fields) -> Decoder:
     h, hidden = heads(c, stated_dim=False), c.size("hidden_size")
     mlp = gated_mlp("mlp", hidden, c.size("intermediate_size"))
     layer = (*attention(c, h, bias=True, out_bias=False), *mlp, *pre_norms(hidden))
-    return _uniform(c, h, layer, **_qwen_window(c))
+    return uniform(c, h, layer, **_qwen_window(c))
 
 
 def qwen3(c: Fields) -> Decoder:
@@ -140,7 +173,7 @@ def qwen3(c: Fields) -> Decoder:
     h, hidden = heads(c), c.size("hidden_size")
     mlp = gated_mlp("mlp", hidden, c.size("intermediate_size"))
     layer = (*attention(c, h, bias=c.flag("attention_bias")), *head_norms(h), *mlp, *pre_norms(hidden))
-    return _uniform(c, h, layer, qk_norm="head", **_qwen_window(c))
+    return uniform(c, h, layer, qk_norm="head", **_qwen_window(c))
 
 
 def qwen3_vl_text(c: Fields) -> Decoder:
@@ -148,7 +181,7 @@ def qwen3_vl_text(c: Fields) -> Decoder:
     h, hidden = heads(c), c.size("hidden_size")
     mlp = gated_mlp("mlp", hidden, c.size("intermediate_size"))
     layer = (*attention(c, h, bias=c.flag("attention_bias")), *head_norms(h), *mlp, *pre_norms(hidden))
-    return _uniform(c, h, layer, qk_norm="head")
+    return uniform(c, h, layer, qk_norm="head")
 
 
 def helium(c: Fields) -> Decoder:
@@ -156,7 +189,7 @@ def helium(c: Fields) -> Decoder:
     h, hidden = heads(c), c.size("hidden_size")
     attn = attention(c, h, bias=c.flag("attention_bias"))[: 6 if c.flag("attention_bias") else 3]
     mlp = gated_mlp("mlp", hidden, c.size("intermediate_size"), c.flag("mlp_bias"))
-    return _uniform(c, h, (*attn, *linear("self_attn.o_proj", hidden, hidden), *mlp, *pre_norms(hidden)))
+    return uniform(c, h, (*attn, *linear("self_attn.o_proj", hidden, hidden), *mlp, *pre_norms(hidden)))
 
 
 def smollm3(c: Fields) -> Decoder:
@@ -171,14 +204,14 @@ def smollm3(c: Fields) -> Decoder:
         raise c.refuse("no_rope_layers", f"not one entry for each of {count} layers", "Write one entry a layer.")
     window = c.maybe_size("sliding_window") if c.flag("use_sliding_window") else None
     types = alternating(c, lambda index: window is None or has_rope[index])
-    return _uniform(c, h, layer, rotary_layers=tuple(has_rope), **windowed(c, types, window))
+    return uniform(c, h, layer, rotary_layers=tuple(has_rope), **windowed(c, types, window))
 
 
 def olmo(c: Fields) -> Decoder:
     """olmo: LayerNorms without parameters."""
     h, hidden = heads(c), c.size("hidden_size")
     mlp = gated_mlp("mlp", hidden, c.size("intermediate_size"))
-    return _uniform(c, h, (*attention(c, h, bias=c.flag("attention_bias")), *mlp), final=())
+    return uniform(c, h, (*attention(c, h, bias=c.flag("attention_bias")), *mlp), final=())
 
 
 def olmo2(c: Fields) -> Decoder:
@@ -187,7 +220,7 @@ def olmo2(c: Fields) -> Decoder:
     mlp = gated_mlp("mlp", hidden, c.size("intermediate_size"))
     norms = pre_norms(hidden, ("post_attention_layernorm", "post_feedforward_layernorm"))
     layer = (*attention(c, h, bias=c.flag("attention_bias")), *full_width_norms(h), *mlp, *norms)
-    return _uniform(c, h, layer, qk_norm="full")
+    return uniform(c, h, layer, qk_norm="full")
 
 
 def olmo3(c: Fields) -> Decoder:
@@ -207,22 +240,23 @@ def exaone4(c: Fields) -> Decoder:
     pattern = c.raw("sliding_window_pattern")
     period = len(pattern) if isinstance(pattern, str) else c.maybe_size("sliding_window_pattern", low=0) or 0
     types = alternating(c, lambda index: window is None or (period > 0 and (index + 1) % period == 0))
-    return _uniform(c, h, layer, qk_norm="head", **windowed(c, types, window))
+    return uniform(c, h, layer, qk_norm="head", **windowed(c, types, window))
 
 
 def seed_oss(c: Fields) -> Decoder:
-    """seed_oss: the output projection has a bias flag of its own."""
+    """seed_oss: the output projection has a bias flag of its own; attention and residuals drop out by default."""
     h, hidden = heads(c), c.size("hidden_size")
     mlp = gated_mlp("mlp", hidden, c.size("intermediate_size"), c.flag("mlp_bias"))
     attn = attention(c, h, bias=c.flag("attention_bias"), out_bias=c.flag("attention_out_bias"))
-    return _uniform(c, h, (*attn, *mlp, *pre_norms(hidden)))
+    dropouts = (None, "attention_dropout", "residual_dropout")
+    return uniform(c, h, (*attn, *mlp, *pre_norms(hidden)), dropouts=dropouts)
 
 
 def ernie4_5(c: Fields) -> Decoder:
     """ernie4_5: one flag for all biases in the layers."""
     h, hidden, bias = heads(c), c.size("hidden_size"), c.flag("use_bias")
     mlp = gated_mlp("mlp", hidden, c.size("intermediate_size"), bias)
-    return _uniform(c, h, (*attention(c, h, bias=bias), *mlp, *pre_norms(hidden)))
+    return uniform(c, h, (*attention(c, h, bias=bias), *mlp, *pre_norms(hidden)))
 
 
 def hunyuan(c: Fields) -> Decoder:
@@ -231,7 +265,7 @@ def hunyuan(c: Fields) -> Decoder:
     norms = head_norms(h, "query_layernorm", "key_layernorm")
     mlp = gated_mlp("mlp", hidden, c.size("intermediate_size"))
     layer = (*attention(c, h, bias=c.flag("attention_bias")), *norms, *mlp, *pre_norms(hidden))
-    return _uniform(c, h, layer, qk_norm="head")
+    return uniform(c, h, layer, qk_norm="head")
 
 
 def bitnet(c: Fields) -> Decoder:
@@ -239,7 +273,7 @@ def bitnet(c: Fields) -> Decoder:
     h, hidden, width = heads(c), c.size("hidden_size"), c.size("intermediate_size")
     attn = attention(c, h, bias=c.flag("attention_bias")) + norm("self_attn.attn_sub_norm", hidden)
     mlp = gated_mlp("mlp", hidden, width) + norm("mlp.ffn_sub_norm", width)
-    return _uniform(c, h, (*attn, *mlp, *pre_norms(hidden)))
+    return uniform(c, h, (*attn, *mlp, *pre_norms(hidden)))
 
 
 def phi3(c: Fields) -> Decoder:
@@ -252,7 +286,9 @@ def phi3(c: Fields) -> Decoder:
         *pre_norms(hidden),
     )
     window = c.maybe_size("sliding_window")
-    return _uniform(c, h, layer, **windowed(c, ["sliding_attention"] * c.num_layers(), window))
+    dropouts = (None, "attention_dropout", "resid_pdrop")
+    slides = windowed(c, ["sliding_attention"] * c.num_layers(), window)
+    return uniform(c, h, layer, dropouts=dropouts, **slides)
 
 
 def _fused_mlp(hidden: int, width: int) -> Params:
@@ -265,7 +301,7 @@ def glm(c: Fields, sandwich: bool = False) -> Decoder:
     names = (*_PAIR, "post_self_attn_layernorm", "post_mlp_layernorm") if sandwich else _PAIR
     attn = attention(c, h, bias=c.flag("attention_bias"), out_bias=False)
     layer = (*attn, *_fused_mlp(hidden, c.size("intermediate_size")), *pre_norms(hidden, names))
-    return _uniform(c, h, layer, rotary=0.5)
+    return uniform(c, h, layer, rotary=0.5)
 
 
 def glm4(c: Fields) -> Decoder:
@@ -278,56 +314,14 @@ def nemotron(c: Fields) -> Decoder:
     h, hidden = heads(c), c.size("hidden_size")
     mlp = two_layer_mlp("mlp.up_proj", "mlp.down_proj", hidden, c.size("intermediate_size"), c.flag("mlp_bias"))
     layer = (*attention(c, h, bias=c.flag("attention_bias")), *mlp, *pre_norms(hidden, bias=True))
-    return _uniform(c, h, layer, final=norm("model.norm", hidden, bias=True), rotary=0.5)
+    return uniform(c, h, layer, final=norm("model.norm", hidden, bias=True), rotary=0.5)
 
 
 def arcee(c: Fields) -> Decoder:
     """arcee: llama with an MLP without a gate."""
     h, hidden = heads(c), c.size("hidden_size")
     mlp = two_layer_mlp("mlp.up_proj", "mlp.down_proj", hidden, c.size("intermediate_size"), c.flag("mlp_bias"))
-    return _uniform(c, h, (*attention(c, h, bias=c.flag("attention_bias")), *mlp, *pre_norms(hidden)))
-
-
-def apertus(c: Fields) -> Decoder:
-    """apertus: MLP without a gate; the xIELU activation has two learned numbers."""
-    h, hidden = heads(c), c.size("hidden_size")
-    mlp = two_layer_mlp("mlp.up_proj", "mlp.down_proj", hidden, c.size("intermediate_size"))
-    xielu: Params = ()
-    if c.text("hidden_act") == "xielu":
-        xielu = plain("mlp.act_fn.alpha_p", 1) + plain("mlp.act_fn.alpha_n", 1)
-    norms = pre_norms(hidden, ("attention_layernorm", "feedforward_layernorm"))
-    layer = (*attention(c, h, bias=c.flag("attention_bias")), *head_norms(h), *mlp, *xielu, *norms)
-    return _uniform(c, h, layer, qk_norm="head")
-
-
-def starcoder2(c: Fields) -> Decoder:
-    """starcoder2: LayerNorm with bias, MLP without a gate."""
-    h, hidden, bias = heads(c), c.size("hidden_size"), c.flag("use_bias")
-    mlp = two_layer_mlp("mlp.c_fc", "mlp.c_proj", hidden, c.size("intermediate_size"), bias)
-    layer = (*attention(c, h, bias=bias), *mlp, *pre_norms(hidden, bias=True))
-    window = windowed(c, ["sliding_attention"] * c.num_layers(), c.maybe_size("sliding_window"))
-    return _uniform(c, h, layer, final=norm("model.norm", hidden, bias=True), **window)
-
-
-def stablelm(c: Fields) -> Decoder:
-    """stablelm: LayerNorm with bias; norms apart for every head where `qk_layernorm`; parallel residual by flag."""
-    h, hidden, is_parallel = heads(c, stated_dim=False), c.size("hidden_size"), c.flag("use_parallel_residual")
-    per_head: Params = ()
-    if c.flag("qk_layernorm"):
-        _refuse_many_heads(c, h)
-        queries = [norm(f"self_attn.q_layernorm.norms.{i}", h.dim) for i in range(h.query)]
-        keys = [norm(f"self_attn.k_layernorm.norms.{i}", h.dim) for i in range(h.kv)]
-        per_head = tuple(parameter for one in (*queries, *keys) for parameter in one)
-    attn = attention(c, h, bias=c.flag("use_qkv_bias"), out_bias=False) + per_head
-    norms = pre_norms(hidden, _PAIR[:1] if is_parallel else _PAIR, bias=True)
-    layer = (*attn, *gated_mlp("mlp", hidden, c.size("intermediate_size")), *norms)
-    more: dict[str, Any] = {"qk_norm": "head" if per_head else None, "has_parallel_residual": is_parallel}
-    return _uniform(c, h, layer, final=norm("model.norm", hidden, bias=True), rotary=0.25, **more)
-
-
-def _refuse_many_heads(c: Fields, h: Heads) -> None:
-    if max(h.query, h.kv) > 4096:
-        raise c.refuse("num_attention_heads", "more heads than any model has", "Check the config.")
+    return uniform(c, h, (*attention(c, h, bias=c.flag("attention_bias")), *mlp, *pre_norms(hidden)))
 
 
 def cohere(c: Fields) -> Decoder:
@@ -340,7 +334,7 @@ def cohere(c: Fields) -> Decoder:
     attn = attention(c, h, bias=c.flag("attention_bias")) + norms
     layer = (*attn, *gated_mlp("mlp", hidden, c.size("intermediate_size")), *pre_norms(hidden, _PAIR[:1]))
     qk_norm: Literal["head"] | None = "head" if has_norms else None
-    return _uniform(c, h, layer, qk_norm=qk_norm, has_parallel_residual=True)
+    return uniform(c, h, layer, qk_norm=qk_norm, has_parallel_residual=True)
 
 
 def cohere2(c: Fields) -> Decoder:
@@ -351,11 +345,10 @@ def cohere2(c: Fields) -> Decoder:
     types = alternating(c, every(c, c.maybe_size("sliding_window_pattern") or 4))
     window = windowed(c, types, c.maybe_size("sliding_window"))
     is_rotated = tuple(kind == "sliding_attention" for kind in types)
-    return _uniform(c, h, layer, has_parallel_residual=True, rotary_layers=is_rotated, **window)
+    return uniform(c, h, layer, has_parallel_residual=True, rotary_layers=is_rotated, **window)
 
 
 FAMILIES: dict[str, Callable[[Fields], Decoder]] = {
-    "apertus": apertus,
     "arcee": arcee,
     "bitnet": bitnet,
     "cohere": cohere,
@@ -385,6 +378,4 @@ FAMILIES: dict[str, Callable[[Fields], Decoder]] = {
     "qwen3_vl_text": qwen3_vl_text,
     "seed_oss": seed_oss,
     "smollm3": smollm3,
-    "stablelm": stablelm,
-    "starcoder2": starcoder2,
 }

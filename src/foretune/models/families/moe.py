@@ -248,6 +248,30 @@ def exaone_moe(c: Fields) -> Decoder:
     return by_sparsity(c, h, [label == "sparse" for label in labels], layer, traits=traits)
 
 
+def solar_open(c: Fields) -> Decoder:
+    """solar_open: every layer sparse, a shared expert, no bias on the output."""
+    h, hidden = heads(c), c.size("hidden_size")
+    attn = attention(c, h, bias=c.flag("attention_bias"), out_bias=False)
+    shared = c.size("n_shared_experts") * c.size("moe_intermediate_size")
+    layer = attn + _deepseek_mlp(c, hidden, "n_routed_experts", shared) + pre_norms(hidden)
+    traits = expert_traits(c, "n_routed_experts", "num_experts_per_tok")
+    return by_sparsity(c, h, [True] * c.num_layers(), lambda _: layer, traits=traits)
+
+
+def hunyuan_v1_moe(c: Fields) -> Decoder:
+    """hunyuan_v1_moe: a linear router `gate.wg`, experts, a shared MLP of the same width; q and k norms."""
+    h, hidden = heads(c), c.size("hidden_size")
+    count, width = c.size(c.own_name("num_local_experts")), c.size("intermediate_size")
+    mlp = (
+        *linear("mlp.gate.wg", count, hidden),
+        *experts("mlp.experts", count, hidden, width),
+        *gated_mlp("mlp.shared_mlp", hidden, width),
+    )
+    attn = attention(c, h, bias=c.flag("attention_bias")) + head_norms(h, "query_layernorm", "key_layernorm")
+    traits = expert_traits(c, c.own_name("num_local_experts"), c.own_name("num_experts_per_tok")) | {"qk_norm": "head"}
+    return by_sparsity(c, h, [True] * c.num_layers(), lambda _: attn + mlp + pre_norms(hidden), traits=traits)
+
+
 FAMILIES: dict[str, Callable[[Fields], Decoder]] = {
     "dots1": dots1,
     "exaone_moe": exaone_moe,
@@ -256,9 +280,11 @@ FAMILIES: dict[str, Callable[[Fields], Decoder]] = {
     "granitemoe": granitemoe,
     "granitemoeshared": granitemoe,
     "minimax_m2": minimax_m2,
+    "hunyuan_v1_moe": hunyuan_v1_moe,
     "mixtral": mixtral,
     "olmoe": olmoe,
     "qwen2_moe": qwen2_moe,
+    "solar_open": solar_open,
     "qwen3_moe": qwen3_moe,
     "qwen3_vl_moe_text": qwen3_moe,
 }

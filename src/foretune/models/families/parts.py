@@ -7,7 +7,7 @@ the order in which Transformers' `__init__` creates the modules (own parameters 
 from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple, TypeVar
 
-from foretune.models.families.fields import MAX_SIZE, Fields
+from foretune.models.families.fields import Fields
 from foretune.models.shape import DecoderTraits, LayerKind, ParameterRole, ParameterSpec
 
 __all__ = [
@@ -160,14 +160,16 @@ def two_layer_mlp(up: str, down: str, hidden: int, width: int, bias: bool = Fals
 
 def rotary_dim(c: Fields, head_dim: int, default: float = 1.0) -> int:
     """Width of the rotated part of a head: head width times `partial_rotary_factor`, truncated."""
-    factor = c.number("partial_rotary_factor")
-    for key in ("rope_parameters", "rope_scaling"):
-        section = c.raw(key)
-        value = section.get("partial_rotary_factor") if isinstance(section, dict) else None
-        if factor is None and isinstance(value, float):
-            factor = value
-    share = default if factor is None else factor
-    return min(max(int(head_dim * share), 0), MAX_SIZE)
+    key, value = "partial_rotary_factor", c.raw("partial_rotary_factor")
+    for section_key in ("rope_parameters", "rope_scaling"):
+        section = c.raw(section_key)
+        if value is None and isinstance(section, dict):
+            key, value = f"{section_key}.partial_rotary_factor", section.get("partial_rotary_factor")
+    if value is None:
+        return int(head_dim * default)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        raise c.error(key, value, "not a share from 0 to 1", "Write for example 0.5.")
+    return int(head_dim * value)
 
 
 # -- the whole decoder -------------------------------------------------------------------------------------------

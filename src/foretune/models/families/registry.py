@@ -11,12 +11,15 @@ __all__ = ["LANGUAGE_MODELS", "MULTIMODAL_TYPES", "REMOTE_CODE_TYPES", "family",
 
 _MODULES = {
     "classic": """
-        bloom codegen falcon gpt2 gpt_bigcode gpt_neo gpt_neox gptj mpt opt persimmon phi xglm
+        bloom codegen falcon gpt2 gpt_bigcode gpt_neo gpt_neox gptj mpt persimmon phi
     """,
     "dense": """
-        apertus arcee bitnet cohere cohere2 ernie4_5 exaone exaone4 glm glm4 granite helium
-        hunyuan_v1_dense internlm3 llama ministral ministral3 mistral nemotron olmo olmo2 olmo3 phi3
-        qwen2 qwen2_5_vl_text qwen2_vl_text qwen3 qwen3_vl_text seed_oss smollm3 stablelm starcoder2
+        arcee bitnet cohere cohere2 ernie4_5 exaone exaone4 glm glm4 granite helium hunyuan_v1_dense
+        internlm3 llama ministral ministral3 mistral nemotron olmo olmo2 olmo3 phi3 qwen2
+        qwen2_5_vl_text qwen2_vl_text qwen3 qwen3_vl_text seed_oss smollm3
+    """,
+    "dense_more": """
+        apertus cwm granite_swa hyperclovax jais2 nanochat stablelm starcoder2
     """,
     "gemma": """
         gemma gemma2 gemma3_text gemma3n_text gemma4_text vaultgemma
@@ -29,14 +32,20 @@ _MODULES = {
         minicpm3 youtu
     """,
     "moe": """
-        dots1 exaone_moe flex_olmo glm4_moe granitemoe granitemoeshared minimax_m2 mixtral olmoe
-        qwen2_moe qwen3_moe qwen3_vl_moe_text
+        dots1 exaone_moe flex_olmo glm4_moe granitemoe granitemoeshared hunyuan_v1_moe minimax_m2
+        mixtral olmoe qwen2_moe qwen3_moe qwen3_vl_moe_text solar_open
     """,
     "moe_special": """
         ernie4_5_moe gpt_oss llama4_text mimo_v2_flash minimax phimoe step3p5
     """,
     "statespace": """
         bamba falcon_h1 falcon_mamba granitemoehybrid jamba mamba mamba2 nemotron_h
+    """,
+    "zamba": """
+        zamba2
+    """,
+    "fairseq": """
+        opt xglm
     """,
     "multimodal": """
         mllama_text_model
@@ -46,8 +55,8 @@ LANGUAGE_MODELS = {model_type: module for module, types in _MODULES.items() for 
 """Every language model that foretune can write down, and the module that does."""
 MULTIMODAL_TYPES = frozenset(
     """
-        gemma3 gemma4 kimi_k25 llama4 mistral3 mllama qwen2_5_vl qwen2_vl qwen3_5 qwen3_5_moe
-        qwen3_vl qwen3_vl_moe step3p7
+        gemma3 gemma4 idefics3 kimi_k25 llama4 mistral3 mllama paligemma qwen2_5_vl qwen2_vl qwen3_5
+        qwen3_5_moe qwen3_vl qwen3_vl_moe smolvlm step3p7
     """.split()  # noqa: SIM905 - as in the table above
 )
 """Types with a language model in `text_config` and something outside it."""

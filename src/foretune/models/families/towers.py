@@ -9,10 +9,12 @@ from foretune.models.families.fields import Fields
 __all__ = [
     "gemma3_tower",
     "gemma4_towers",
+    "idefics3_tower",
     "kimi_k25_tower",
     "llama4_tower",
     "mistral3_tower",
     "mllama_tower",
+    "paligemma_tower",
     "qwen2_5_vl_tower",
     "qwen2_vl_tower",
     "qwen3_5_tower",
@@ -171,6 +173,18 @@ def mllama_tower(v: Fields, text_width: int) -> int:
     block = 4 * width * heads + _linear(inner, width) + _linear(width, inner) + _layer_norms(2, width)
     layers = (v.num_layers() + v.num_layers("num_global_layers")) * block + 2 * v.num_layers("num_global_layers")
     return embeddings + _layer_norms(2, width) + layers + _linear(text_width, v.size("vision_output_dim"))
+
+
+def paligemma_tower(top: Fields, v: Fields, _text_width: int) -> int:
+    """paligemma: SigLIP and one linear to `projection_dim`."""
+    return siglip_tower(v) + _linear(top.size("projection_dim"), v.size("hidden_size"))
+
+
+def idefics3_tower(top: Fields, v: Fields, text_width: int) -> int:
+    """idefics3, smolvlm: SigLIP without a head, and a connector without bias over shuffled pixels."""
+    width, inner = v.size("hidden_size"), v.size("intermediate_size")
+    tower = _conv_patch(v, width) + _patches(v) * width + v.num_layers() * _block(width, inner) + _layer_norms(1, width)
+    return tower + text_width * width * top.size("scale_factor") ** 2
 
 
 # -- others ------------------------------------------------------------------------------------------------------

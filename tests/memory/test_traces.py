@@ -1,0 +1,69 @@
+"""The torch-free program against the events of the real one."""
+
+import hashlib
+import json
+from typing import Any
+
+import pytest
+from memory.runs import all_layers, config_of, device_for, golden, shape_of, templated
+
+from foretune.memory.allocator import replay, round_size
+from foretune.memory.tape import Tape
+
+ROWS = golden("traces.jsonl")
+BLIND = [row for row in ROWS if row["name"].startswith("rand")]
+SYSTEMATIC = [row for row in ROWS if not row["name"].startswith("rand")]
+
+
+def canonical(tape: Tape) -> list[list[int]]:
+    """The tape's events with births numbered in order; emptying the cache is not an allocation."""
+    names: dict[int, int] = {}
+    out = []
+    for slot, num_bytes in tape.events:
+        if num_bytes == -2:
+            continue
+        if num_bytes >= 0:
+            names[slot] = len(names)
+        out.append([names[slot], num_bytes if num_bytes >= 0 else -1])
+    return out
+
+
+def check(row: dict[str, Any]) -> None:
+    config, shape, device = config_of(row["run"]), shape_of(row["config"]), device_for(row["run"])
+    events = canonical(all_layers(config, shape, device)[0])
+    assert len(events) == row["num_events"]
+    if not row.get("order_varies"):
+        digest = hashlib.sha256(json.dumps(events, separators=(",", ":")).encode()).hexdigest()[:16]
+        assert digest == row["digest"]
+    result = replay([(slot, round_size(size) if size > 0 else 0) for slot, size in events])
+    assert (result.allocated_peak, result.reserved_peak) == (row["allocated_bytes"], row["reserved_bytes"])
+
+
+@pytest.mark.parametrize("row", BLIND, ids=lambda row: row["name"])
+def test_blind_configurations_have_the_events_of_the_real_program(row: dict[str, Any]) -> None:
+    check(row)
+
+
+@pytest.mark.parametrize("row", SYSTEMATIC[::6], ids=lambda row: row["name"])
+def test_every_family_has_the_events_of_the_real_program(row: dict[str, Any]) -> None:
+    check(row)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("row", SYSTEMATIC, ids=lambda row: row["name"])
+def test_every_family_and_every_way_to_train_has_the_events_of_the_real_program(row: dict[str, Any]) -> None:
+    check(row)
+
+
+@pytest.mark.parametrize("layers", [4, 5, 9, 14])
+@pytest.mark.parametrize("row", SYSTEMATIC[::17], ids=lambda row: row["name"])
+def test_templates_emit_what_recording_every_layer_does(row: dict[str, Any], layers: int) -> None:
+    from foretune.memory.templates import Recording
+
+    key = "n_layer" if "n_layer" in row["config"] else "num_hidden_layers"
+    config, shape = config_of(row["run"]), shape_of(row["config"], **{key: layers})
+    device = device_for(row["run"])
+    whole = Recording.of(*all_layers(config, shape, device))
+    short = templated(config, shape, device)
+    assert short.expand() == whole.expand()
+    assert short.requested_peak() == whole.requested_peak()
