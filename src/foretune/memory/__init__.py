@@ -11,7 +11,7 @@ from foretune.memory.answer import (
     Verdict,
 )
 from foretune.memory.estimate import ESTIMATOR_VERSION, estimate_memory, requested_bytes
-from foretune.memory.fit import assess_fit
+from foretune.memory.fit import assess_fit, published_quantized_because
 from foretune.memory.stack import FORETUNE, MANUAL_LOOP, PROFILES, StackProfile
 
 __all__ = [
@@ -30,5 +30,6 @@ __all__ = [
     "Verdict",
     "assess_fit",
     "estimate_memory",
+    "published_quantized_because",
     "requested_bytes",
 ]

@@ -429,12 +429,22 @@ def scaled_dot_product_attention(
     """torch's function of that name; `is_grouped` is its enable_gqa."""
     kernel = kernels.choose(query, key, mask)
     if kernel == "flash":
-        return ops.flash_attention(query, key, value)
+        return _flash(query, key, value)
     if mask is not None and mask.dtype == "bool":
         mask = _additive_mask(mask, query.dtype)
     if kernel == "efficient":
         return ops.efficient_attention(query, key, value, mask)
     return _math_attention(query, key, value, mask, is_grouped)
+
+
+def _flash(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Head widths are padded to a multiple of 8 (pad_last_dim in aten/.../transformers/attention.cpp)."""
+    width = query.shape[-1]
+    padded = -(-width // 8) * 8
+    if padded == width:
+        return ops.flash_attention(query, key, value)
+    q, k, v = (ops.pad_last(t, padded) for t in (query, key, value))
+    return narrow(ops.flash_attention(q, k, v), -1, width)
 
 
 def _additive_mask(mask: Tensor, dtype: str) -> Tensor:

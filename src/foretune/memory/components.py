@@ -163,16 +163,15 @@ FORMULAS: dict[str, Callable[[Facts], Inputs]] = {
 
 def components_at(program: Program, position: int, allocated_bytes: int) -> dict[str, int]:
     """Sum what is alive at an event of the program by component; what blocks hold beyond that is the slack."""
-    live: dict[int, int] = {}
-    for slot, size in program.events[: position + 1]:
-        if size > 0:
-            live[slot] = size
-        elif size == 0:
-            del live[slot]
+    before = program.events[: position + 1]
+    dead = {slot for slot, size in before if size == 0}
     sums = dict.fromkeys(COMPONENT_ORDER, 0)
-    for slot, size in live.items():
-        sums[program.components[slot]] += size
-    sums["allocator slack"] = allocated_bytes - sum(live.values())
+    components, total = program.components, 0
+    for slot, size in before:
+        if size > 0 and slot not in dead:
+            sums[components[slot]] += size
+            total += size
+    sums["allocator slack"] = allocated_bytes - total
     return sums
 
 

@@ -4,15 +4,16 @@ from typing import NamedTuple
 
 from foretune.contract import TrainingConfig, fingerprint
 from foretune.devices import DeviceSpec
+from foretune.errors import ConfigError
 from foretune.memory.allocator import Replay, replay
 from foretune.memory.answer import MemoryEstimate, PhaseMemory
 from foretune.memory.blocks import AttentionKernels
-from foretune.memory.components import Facts, components_at, describe_components
+from foretune.memory.components import COMPONENT_ORDER, Facts, components_at, describe_components
 from foretune.memory.overhead import context_bytes, host_need, safety_margin
 from foretune.memory.program import emitted_microsteps, record_program
 from foretune.memory.qualify import require_device, require_program
 from foretune.memory.stack import FORETUNE, StackProfile
-from foretune.memory.templates import Recording
+from foretune.memory.templates import Program, Recording, Walk
 from foretune.models import ModelShape, Projection, lora_parameters, resolve_targets
 
 __all__ = ["ESTIMATOR_VERSION", "estimate_memory", "kernels_of", "record", "requested_bytes"]
@@ -20,8 +21,9 @@ __all__ = ["ESTIMATOR_VERSION", "estimate_memory", "kernels_of", "record", "requ
 ESTIMATOR_VERSION = "1"
 """Rises whenever a number moves."""
 
-MAX_EVENTS = 360_000
-"""Longer programs are replayed at two smaller depths and extrapolated."""
+MAX_BYTES = 1 << 60
+MAX_EVENTS = 320_000
+"""Longer programs are replayed with fewer layers; their requests are walked at full depth."""
 
 
 class _Figures(NamedTuple):
@@ -40,9 +42,16 @@ def estimate_memory(
     """Estimate what a fine-tune needs, from its allocation program replayed through the allocator.
 
     `device` decides which kernels run and what is known of its context; its size has no influence. Raises
-    UnsupportedError for what has no program, ConfigError for what the device cannot do or for unknown LoRA targets.
+    UnsupportedError for what has no program, ConfigError for what the device cannot do, for unknown LoRA targets and
+    beyond 2^60 bytes.
     """
     recording, facts = record(config, shape, device, stack)
+    requested = recording.requested_peak()
+    if requested > MAX_BYTES:
+        raise ConfigError(
+            f"{shape.id} with these settings needs more than 2^60 bytes, beyond any device.",
+            hint="Check batch.micro_batch_size, batch.sequence_length and the model's sizes.",
+        )
     figures, is_extrapolated = _figures(recording)
     context = context_bytes(device)
     margin, basis = safety_margin(config, figures.reserved)
@@ -58,7 +67,7 @@ def estimate_memory(
         fingerprint=fingerprint(config),
         stack=stack.description,
         attention_kernel=_kernel_name(config, shape, kernels_of(device, stack)),
-        requested_bytes=recording.requested_peak(),
+        requested_bytes=requested,
         allocated_bytes=figures.allocated,
         reserved_bytes=figures.reserved,
         context=context,
@@ -119,13 +128,11 @@ def _adapted(config: TrainingConfig, shape: ModelShape) -> tuple[Projection, ...
 
 
 def _figures(recording: Recording) -> tuple[_Figures, bool]:
-    """Replay the program; beyond MAX_EVENTS at two smaller depths, and on in a straight line."""
-    units, num_events = recording.units, recording.num_events
-    if num_events <= MAX_EVENTS or units.total == len(units.recorded):
+    """Replay the program; one that is too long is replayed with fewer layers and continued by its walk."""
+    if recording.num_events <= MAX_EVENTS or recording.units.total == len(recording.units.recorded):
         return _replayed(recording), False
-    shallow = _with_events(recording, MAX_EVENTS // 3)
-    deep = _with_events(recording, MAX_EVENTS // 2)
-    return _extended(_replayed(shallow), _replayed(deep), shallow.units.total, deep.units.total, units.total), True
+    shallower = _with_events(recording, MAX_EVENTS // 2)
+    return _continued(_replayed(shallower), shallower.walk(), recording.walk()), True
 
 
 def _with_events(recording: Recording, num_events: int) -> Recording:
@@ -154,23 +161,28 @@ def _phases(names: tuple[str, ...], result: Replay) -> tuple[tuple[str, int, int
     return tuple((name, *pair) for name, pair in peaks.items())
 
 
-def _peak_phase(program: object, result: Replay) -> str:
-    marks, names = program.marks, program.phases  # type: ignore[attr-defined]
-    return str(names[sum(mark <= result.peak_position for mark in marks)])
+def _peak_phase(program: Program, result: Replay) -> str:
+    return program.phases[sum(mark <= result.peak_position for mark in program.marks)]
 
 
-def _extended(shallow: _Figures, deep: _Figures, low: int, high: int, count: int) -> _Figures:
-    """Continue figures in a straight line from two depths to `count` units."""
+def _continued(replayed: _Figures, shallow: Walk, deep: Walk) -> _Figures:
+    """Scale what the allocator added to the requests of a shallower program up to a deeper one's requests."""
 
-    def at(a: int, b: int) -> int:
-        return b + (b - a) * (count - high) // max(high - low, 1)
+    def scaled(figure: int) -> int:
+        return figure * deep.peak // shallow.peak
 
+    sums = dict.fromkeys(COMPONENT_ORDER, 0) | deep.sums
+    sums["allocator slack"] = max(scaled(replayed.allocated) - deep.peak, 0)
     phases = tuple(
-        (name, at(a, c), at(b, d)) for (name, a, b), (_, c, d) in zip(shallow.phases, deep.phases, strict=True)
+        (
+            name,
+            allocated * deep.phases[name] // shallow.phases[name],
+            reserved * deep.phases[name] // shallow.phases[name],
+        )
+        for name, allocated, reserved in replayed.phases
     )
-    sums = {name: max(at(shallow.sums[name], deep.sums[name]), 0) for name in deep.sums}
     allocated = sum(sums.values())
-    return _Figures(allocated, max(at(shallow.reserved, deep.reserved), allocated), phases, deep.peak_phase, sums)
+    return _Figures(allocated, max(scaled(replayed.reserved), allocated), phases, deep.peak_phase, sums)
 
 
 def _kernel_name(config: TrainingConfig, shape: ModelShape, kernels: AttentionKernels) -> str:
@@ -205,7 +217,7 @@ def _assumptions(
     if config.optimizer.name == "paged_adamw_8bit":
         texts.append("Paged states of 1e5 elements and more lie in managed memory, outside these figures.")
     if is_extrapolated:
-        texts.append("So deep a model is extrapolated from two smaller depths; reserved is then approximate.")
+        texts.append("So long a program is replayed with fewer layers; what the allocator adds is extrapolated.")
     return tuple(texts)
 
 

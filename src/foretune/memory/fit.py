@@ -12,7 +12,7 @@ from foretune.memory.stack import FORETUNE, StackProfile
 from foretune.models import ModelShape
 from foretune.units import format_bytes
 
-__all__ = ["assess_fit"]
+__all__ = ["assess_fit", "published_quantized_because"]
 
 NUM_CHANGES = 3
 
@@ -49,12 +49,21 @@ def assess_fit(
     )
 
 
+def published_quantized_because(shape: ModelShape) -> str | None:
+    """Say why nothing is known of a model that is published only quantized; None for all others."""
+    if shape.published_only_as is None:
+        return None
+    return (
+        f"{shape.id} is published only as {shape.published_only_as}. Its {shape.total_params:,} parameters describe "
+        "the unquantized architecture, for which there is no checkpoint to load; the published one is refused before any "
+        "weight, because its own quantization could override what is asked for."
+    )
+
+
 def _unknown_because(shape: ModelShape, device: DeviceSpec) -> str | None:
-    if shape.published_only_as is not None:
-        return (
-            f"{shape.id} is published only as {shape.published_only_as}; the figures are of its unquantized "
-            "architecture, for which there is no checkpoint to load."
-        )
+    because = published_quantized_because(shape)
+    if because is not None:
+        return because
     if device.is_unified:
         return f"{device.name} shares its memory with the CPU, so its size is not a budget for the GPU alone."
     return None

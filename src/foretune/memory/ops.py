@@ -49,6 +49,7 @@ __all__ = [
     "mul",
     "narrow",
     "norm_last",
+    "pad_last",
     "product",
     "relu",
     "repeat_heads",
@@ -193,9 +194,15 @@ def clone(t: Tensor) -> Tensor:
     return attach(node_for(_identity_grad, t), Tensor(t.shape, t.dtype))
 
 
-def clone_like(t: Tensor) -> Tensor:
-    """n*s, in t's layout (clone with preserve_format)."""
-    return attach(node_for(_identity_grad, t), like(t))
+def pad_last(t: Tensor, width: int) -> Tensor:
+    """Zeros appended to the last dimension: n*s, contiguous; backward copies a slice of the gradient."""
+
+    def formula(grads: Grads, node: Node) -> Grads:
+        grad = _only(grads)
+        return [like(grad.view_as(_resized(grad.shape, -1, own), grad.strides))]
+
+    own = t.shape[-1]
+    return attach(node_for(formula, t), Tensor(_resized(t.shape, -1, width), t.dtype))
 
 
 def contiguous(t: Tensor) -> Tensor:

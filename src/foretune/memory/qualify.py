@@ -78,6 +78,9 @@ def _shape_problems(config: TrainingConfig, shape: ModelShape) -> list[Problem]:
     if family == "falcon" and (traits.rotary_dim is None or config.attention == "eager"):
         what = "Falcon with alibi" if traits.rotary_dim is None else "Falcon with eager attention"
         problems.append(Problem(f"{shape.id}: {what} is not estimated yet.", "Choose another model.", None, "model.id"))
+    if traits.rotary_dim is not None and (traits.rotary_dim < 2 or traits.rotary_dim % 2):
+        text = f"{shape.id}: a rotary width of {traits.rotary_dim} cannot be halved, so the model cannot run."
+        problems.append(Problem(text, "Check head_dim and partial_rotary_factor.", None, "model.id"))
     if config.quantization is not None and not any(p.is_quantizable for p in shape.projections):
         text = f"{shape.id} has no nn.Linear in its layers, so there is nothing to quantize."
         problems.append(Problem(text, "Leave quantization out.", None, "quantization"))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from foretune.memory.allocator import EMPTY_CACHE, round_size
 from foretune.memory.tape import Segment, Tape
 
-__all__ = ["EMPTY", "Program", "Recording", "Units", "find_units"]
+__all__ = ["EMPTY", "Program", "Recording", "Units", "Walk", "find_units"]
 
 _INNER = 2
 _LONGEST_PERIOD = 8
@@ -88,8 +88,35 @@ class _Part(NamedTuple):
     lines: list[tuple[int, int | None, int, int]]
     references: tuple[tuple[int, int | None], ...]
     """The parts that its lines name, each once."""
+    moves: list[tuple[str, int]]
+    """Component and signed requested bytes of each line."""
     net_bytes: int
     highest_bytes: int
+    highest_at: int
+    """How many moves lead to the highest point."""
+
+    def sums(self, num_moves: int) -> dict[str, int]:
+        """Add up the first moves by component."""
+        sums: dict[str, int] = {}
+        for component, num_bytes in self.moves[:num_moves]:
+            sums[component] = sums.get(component, 0) + num_bytes
+        return sums
+
+
+class Walk(NamedTuple):
+    """Requested bytes of a program: the peak, its phase and components, and the peak of each phase."""
+
+    peak: int
+    peak_phase: str
+    phases: dict[str, int]
+    sums: dict[str, int]
+
+
+def _added(a: dict[str, int], b: dict[str, int]) -> dict[str, int]:
+    out = dict(a)
+    for name, num_bytes in b.items():
+        out[name] = out.get(name, 0) + num_bytes
+    return out
 
 
 class Recording(NamedTuple):
@@ -134,6 +161,26 @@ class Recording(NamedTuple):
             components += part.components
         return Program(events, components, tuple(marks), tuple(phases))
 
+    def walk(self) -> Walk:
+        """Walk the requested bytes: where the peak lies, of what it consists, and the peak of each phase."""
+        live = peak = 0
+        sums: dict[str, int] = {}
+        at_peak: dict[str, int] = {}
+        peak_phase = ""
+        phases: dict[str, int] = {}
+        nets: dict[int, dict[str, int]] = {}
+        for _, part in _in_order(self.parts, self.units):
+            high = live + part.highest_bytes
+            phases[part.phase] = max(phases.get(part.phase, 0), high)
+            if high > peak:
+                peak, peak_phase = high, part.phase
+                at_peak = _added(sums, part.sums(part.highest_at))
+            if id(part) not in nets:
+                nets[id(part)] = part.sums(len(part.moves))
+            sums = _added(sums, nets[id(part)])
+            live += part.net_bytes
+        return Walk(peak, peak_phase, phases, at_peak)
+
     def requested_peak(self) -> int:
         """Return the peak of requested bytes, without allocator, rounding or events: the walk for a search.
 
@@ -166,21 +213,25 @@ def _compile(tape: Tape) -> list[_Part]:
 def _part(tape: Tape, segment: Segment, end: int, visit: int, born: list[tuple[int, int | None, int]]) -> _Part:
     components: list[str] = []
     lines: list[tuple[int, int | None, int, int]] = []
-    net = highest = 0
+    moves: list[tuple[str, int]] = []
+    net = highest = highest_at = 0
     for slot, num_bytes in tape.events[segment.position : end]:
         if num_bytes > 0:
             born[slot] = (visit, segment.layer, len(components))
             lines.append((visit, segment.layer, len(components), round_size(num_bytes)))
             components.append(tape.components[slot])
+            moves.append((tape.components[slot], num_bytes))
             net += num_bytes
-            highest = max(highest, net)
+            if net > highest:
+                highest, highest_at = net, len(moves)
         elif num_bytes == EMPTY:
             lines.append((visit, segment.layer, 0, EMPTY))
         else:
             lines.append((*born[slot], 0))
+            moves.append((tape.components[slot], -tape.sizes[slot]))
             net -= tape.sizes[slot]
     references = tuple(dict.fromkeys((visit, unit) for visit, unit, _, _ in lines))
-    return _Part(visit, segment.layer, segment.phase, components, lines, references, net, highest)
+    return _Part(visit, segment.layer, segment.phase, components, lines, references, moves, net, highest, highest_at)
 
 
 def _in_order(parts: Sequence[_Part], units: Units) -> list[tuple[int | None, _Part]]:

@@ -1,0 +1,45 @@
+# Every target is short enough to read. What is installed stands in .venv; after that nothing needs the network.
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+export OMP_NUM_THREADS = 1
+
+.PHONY: try test full lint docs bench clean
+
+try: .venv/.core  ## the main job on an embedded default, in seconds
+	$(BIN)/foretune estimate --model Qwen/Qwen2.5-7B --method qlora --gpu "RTX 3060 12GB" --offline
+
+test: lint  ## everything that must hold, without the network once .venv is there
+	$(BIN)/pytest -n 2 -q -m "not full and not gpu"
+
+full: lint  ## the same with the full counts
+	$(BIN)/pytest -n 2 -q -m "not gpu"
+
+lint: .venv/.dev
+	$(BIN)/ruff check --quiet
+	$(BIN)/ruff format --check --quiet
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache > .venv/lint.log || { cat .venv/lint.log; exit 1; }
+	$(BIN)/deptry src > .venv/lint.log 2>&1 || { cat .venv/lint.log; exit 1; }
+	$(BIN)/python scripts/docs.py --check
+
+docs: .venv/.dev  ## regenerate docs/ and the answers in README
+	$(BIN)/python scripts/docs.py
+
+bench: .venv/.dev  ## figures that depend on the machine
+	$(BIN)/python benchmarks/startup.py
+
+clean:
+	rm -rf .venv build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/.core: .venv/bin/python pyproject.toml
+	$(PIP) -e .
+	touch $@
+
+.venv/.dev: .venv/bin/python pyproject.toml
+	$(PIP) -e '.[dev]'
+	touch .venv/.core $@

@@ -1,0 +1,211 @@
+"""The Python functions, one for each journey: composition only. The rooms do the work.
+
+The command line prints what these return. What only reads a catalogue or a file is the room's own function,
+named here so that there is one place to import from.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from foretune.contract import (
+    LoadedConfig,
+    Origin,
+    TrainingConfig,
+    build_config,
+    fingerprint,
+    load_config,
+    parse_config,
+)
+from foretune.devices import DeviceSpec, device_from_memory, find_device, list_devices
+from foretune.errors import ConfigError, UnsupportedError
+from foretune.memory import (
+    FORETUNE,
+    PROFILES,
+    Fit,
+    MemoryEstimate,
+    StackProfile,
+    Verdict,
+    assess_fit,
+    estimate_memory,
+    published_quantized_because,
+)
+from foretune.models import (
+    ModelEntry,
+    ModelShape,
+    Projection,
+    adapted_params,
+    list_models,
+    quantizable_params,
+    resolve_model,
+    resolve_targets,
+)
+from foretune.values import Value
+
+if TYPE_CHECKING:
+    from foretune.contract import dump_config, json_schema
+    from foretune.devices import Detection, detect_devices
+
+__all__ = [
+    "Detection",
+    "DeviceSpec",
+    "EstimateAnswer",
+    "Fit",
+    "LoadedConfig",
+    "MemoryEstimate",
+    "ModelEntry",
+    "ModelShape",
+    "ModelSummary",
+    "Origin",
+    "StackProfile",
+    "TrainingConfig",
+    "build_config",
+    "describe_model",
+    "detect_devices",
+    "device_from_memory",
+    "dump_config",
+    "estimate",
+    "find_device",
+    "find_stack",
+    "fingerprint",
+    "json_schema",
+    "list_devices",
+    "list_models",
+    "load_config",
+    "parse_config",
+    "resolve_model",
+]
+
+
+class EstimateAnswer(Value, frozen=True, kw_only=True):
+    """What a fine-tune needs, and whether that fits."""
+
+    config: TrainingConfig
+    """The configuration as it was estimated."""
+    estimate: MemoryEstimate | None
+    """None: the model is published only quantized, and its family has no estimate."""
+    fit: Fit | None = None
+    """None: no device was given."""
+    model: str
+    total_params: int
+    unknown_because: str | None = None
+    """Why the verdict is unknown on any device: the model is published only quantized."""
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Whether it fits; None without a device."""
+        if self.unknown_because is not None:
+            return "unknown"
+        return None if self.fit is None else self.fit.verdict
+
+
+class ModelSummary(Value, frozen=True, kw_only=True):
+    """What there is to know about a model before it is trained."""
+
+    id: str
+    model_type: str
+    source: str
+    revision: str | None
+    total_params: int
+    """All unique parameters; tied weights count once."""
+    text_params: int
+    """Those of the language model."""
+    tower_params: int
+    """Those outside it (vision, audio, projector)."""
+    tied_embeddings: bool
+    num_layers: int
+    hidden_size: int
+    vocab_size: int
+    context_length: int | None
+    adaptable_params: int
+    """Weights of the linear layers that LoRA reaches with `all-linear`."""
+    quantizable_params: int
+    """Weights that 4-bit quantization reaches."""
+    projections: tuple[Projection, ...]
+    published_only_as: str | None
+    notes: tuple[str, ...]
+
+    @property
+    def adaptable_share(self) -> float:
+        """Share of all parameters that LoRA can reach."""
+        return self.adaptable_params / self.total_params
+
+    @property
+    def quantizable_share(self) -> float:
+        """Share of all parameters that 4-bit quantization can reach."""
+        return self.quantizable_params / self.total_params
+
+
+def estimate(
+    config: TrainingConfig,
+    *,
+    device: DeviceSpec | None = None,
+    offline: bool = False,
+    stack: StackProfile = FORETUNE,
+    shape: ModelShape | None = None,
+) -> EstimateAnswer:
+    """Estimate the memory that a fine-tune needs, and whether a device has it. Nothing is downloaded but a config.
+
+    `shape` is for a caller who has resolved the model. Raises ConfigError, UnsupportedError and ModelAccessError.
+
+        config = build_config({"model.id": "Qwen/Qwen2.5-0.5B", "lora.rank": 16}).config
+        estimate(config, device=find_device("rtx 3090")).fit.verdict
+    """
+    if shape is None:
+        shape = resolve_model(config.model.id, revision=config.model.revision, offline=offline)
+    because = published_quantized_because(shape)
+    try:
+        needed = estimate_memory(config, shape, device, stack=stack)
+    except UnsupportedError:
+        if because is None:
+            raise
+        needed = None
+    fit = None if device is None or needed is None else assess_fit(needed, config, shape, device, stack=stack)
+    return EstimateAnswer(
+        config=config,
+        estimate=needed,
+        fit=fit,
+        model=shape.id,
+        total_params=shape.total_params,
+        unknown_because=because,
+    )
+
+
+def find_stack(name: str) -> StackProfile:
+    """Return the stack profile of that name. Raises ConfigError with the names that there are."""
+    profile = PROFILES.get(name)
+    if profile is None:
+        raise ConfigError(f"{name[:60]!r} is no stack profile.", hint=f"There are: {', '.join(PROFILES)}.")
+    return profile
+
+
+def describe_model(shape: ModelShape) -> ModelSummary:
+    """Count what a model consists of, what adapters reach and what 4-bit quantization reaches."""
+    return ModelSummary(
+        id=shape.id,
+        model_type=shape.model_type,
+        source=shape.source,
+        revision=shape.revision,
+        total_params=shape.total_params,
+        text_params=shape.text_params,
+        tower_params=shape.tower_params,
+        tied_embeddings=shape.tied_embeddings,
+        num_layers=shape.num_layers,
+        hidden_size=shape.traits.hidden_size,
+        vocab_size=shape.vocab_size,
+        context_length=shape.max_positions,
+        adaptable_params=adapted_params(resolve_targets(shape, "all-linear")) if shape.projections else 0,
+        quantizable_params=quantizable_params(shape),
+        projections=shape.projections,
+        published_only_as=shape.published_only_as,
+        notes=shape.notes,
+    )
+
+
+def __getattr__(name: str) -> Any:
+    """Import what only some journeys use when it is first asked for."""
+    from foretune import contract, devices
+
+    if name in ("dump_config", "json_schema"):
+        return getattr(contract, name)
+    if name in ("Detection", "detect_devices"):
+        return getattr(devices, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,196 @@
+"""An estimate as text: the verdict in words, of what the need consists, and what would help."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from foretune.cli.terminal import Heading, Terminal, escape, table, wrapped
+from foretune.units import format_bytes
+
+if TYPE_CHECKING:
+    from foretune.api import EstimateAnswer, Fit, MemoryEstimate
+    from foretune.contract import Origin, TrainingConfig
+    from foretune.memory import Change, Component
+
+__all__ = ["draw_estimate"]
+
+BAR_WIDTH = 24
+_PAINTS = {"fits": "green", "tight": "yellow", "does not fit": "red", "unknown": "yellow"}
+_NUM_CHANGES = 3
+LATER = " (later)"
+
+
+def draw_estimate(
+    answer: "EstimateAnswer",
+    origins: "Mapping[str, Origin]",
+    terminal: Terminal,
+    *,
+    title: str | None = None,
+    notes: Sequence[str] = (),
+    explain: bool = False,
+) -> Iterator[str]:
+    """Yield the lines of an answer."""
+    needed = answer.estimate
+    if title is not None:
+        yield terminal.paint(escape(title), "bold")
+    if answer.unknown_because is not None:
+        yield from _unknown(answer.unknown_because, terminal)
+    if needed is None:
+        return
+    yield from _headline(answer, needed, terminal)
+    yield from _request(answer.config, needed, terminal)
+    if answer.fit is not None:
+        yield from _advice(answer.fit, terminal)
+    yield ""
+    yield from _components(needed, terminal)
+    yield ""
+    yield from _need(needed, terminal)
+    yield ""
+    yield from _phases(needed, terminal)
+    yield ""
+    yield from _host(needed, terminal)
+    chosen = [_chosen(answer.config, path, origin) for path, origin in origins.items()]
+    chosen = [text for text in chosen if text]
+    yield from _remarks("Assumed", [*chosen, *needed.assumptions, *notes], terminal)
+    yield from _remarks("Not tested against a measurement", needed.untested_paths, terminal)
+    if explain:
+        yield from _explained(needed.components, needed.kind, terminal)
+
+
+def _unknown(because: str, terminal: Terminal) -> list[str]:
+    lines = wrapped(f"Unknown: {escape(because)}", terminal)
+    return [terminal.paint("Unknown", "bold", _PAINTS["unknown"]) + lines[0][len("Unknown") :], *lines[1:]]  # type: ignore[arg-type]
+
+
+def _headline(answer: "EstimateAnswer", needed: "MemoryEstimate", terminal: Terminal) -> list[str]:
+    fit = answer.fit
+    basis = f"({needed.kind}; stack {escape(needed.stack)})"
+    need = format_bytes(needed.need_bytes)
+    if fit is None:
+        return wrapped(f"Needs {need} {basis}.", terminal)
+    verdict = fit.verdict[0].upper() + fit.verdict[1:]
+    budget = format_bytes(fit.budget_bytes) + (" free now" if fit.budget_is == "free now" else "")
+    lines = wrapped(f"{verdict}: needs {need} of {budget} on {escape(fit.device.name)} {basis}.", terminal)
+    paint = _PAINTS[fit.verdict]
+    return [terminal.paint(verdict, "bold", paint) + lines[0][len(verdict) :], *lines[1:]]  # type: ignore[arg-type]
+
+
+def _request(config: "TrainingConfig", needed: "MemoryEstimate", terminal: Terminal) -> list[str]:
+    lora = config.lora
+    parts = [needed.method if lora is None else f"{needed.method} of rank {lora.rank}", config.precision.dtype]
+    batch = config.batch
+    parts.append(f"{batch.micro_batch_size:,} x {batch.sequence_length:,} tokens")
+    if batch.accumulation_steps > 1:
+        parts.append(f"{batch.accumulation_steps:,} microsteps an update")
+    parts += [config.optimizer.name, f"{needed.attention_kernel.replace(':', '')} attention", f"{config.loss} loss"]
+    parts.append("recomputed activations" if config.gradient_checkpointing else "kept activations")
+    return wrapped(f"{escape(needed.model)}: {', '.join(parts)}.", terminal)
+
+
+def _advice(fit: "Fit", terminal: Terminal) -> Iterator[str]:
+    if fit.verdict != "fits":
+        yield from wrapped(escape(fit.because), terminal)
+    if fit.changes:
+        yield ""
+        yield terminal.paint("Nearest changes (re-estimated)", "bold")
+        for change in fit.changes[:_NUM_CHANGES]:
+            yield from _change(change, terminal)
+
+
+def _change(change: "Change", terminal: Terminal) -> list[str]:
+    settings = " ".join(f"--set {setting}" for setting in change.settings)
+    text = f"{change.label}: needs {format_bytes(change.need_bytes)}, {change.verdict} ({settings})"
+    return wrapped(text, terminal, indent="  ", bullet="- ")
+
+
+def _components(needed: "MemoryEstimate", terminal: Terminal) -> Iterator[str]:
+    title = f"Allocated at the peak, in {escape(needed.peak_phase)} ({needed.kind})"
+    yield from _titled(title, terminal)
+    total = max(needed.allocated_bytes, 1)
+    parts = [part for part in needed.components if part.num_bytes]
+    for part in sorted(parts, key=lambda part: -part.num_bytes):
+        bar = terminal.bar(part.num_bytes / total, max(min(BAR_WIDTH, terminal.width - 34), 0))
+        yield f"  {_row(part.name, part.num_bytes)}  {terminal.paint(bar, 'cyan')}".rstrip()
+    yield f"  {_row('allocated', needed.allocated_bytes)}"
+
+
+def _row(name: str, num_bytes: int) -> str:
+    return f"{name:<18}{format_bytes(num_bytes):>12}"
+
+
+def _need(needed: "MemoryEstimate", terminal: Terminal) -> Iterator[str]:
+    yield from _titled(f"Must be free ({needed.kind})", terminal)
+    context = needed.context
+    span = f"{format_bytes(context.low_bytes)} to {format_bytes(context.high_bytes)}"
+    rows = (
+        ("reserved", needed.reserved_bytes, "by the allocator at its peak"),
+        ("context, at most", context.high_bytes, f"{span}: {context.basis}"),
+        ("safety margin", needed.safety_margin_bytes, needed.safety_margin_basis),
+        ("need", needed.need_bytes, f"the process alone: about {format_bytes(needed.process_bytes)}"),
+    )
+    for name, num_bytes, text in rows:
+        row = f"  {_row(name, num_bytes)}"
+        if terminal.width < len(row) + 24:
+            yield from (row, *wrapped(escape(text), terminal, indent="    "))
+        else:
+            lines = wrapped(escape(text), terminal, indent=" " * (len(row) + 2))
+            yield row + lines[0][len(row) :]
+            yield from lines[1:]
+
+
+def _phases(needed: "MemoryEstimate", terminal: Terminal) -> list[str]:
+    """Draw allocated and reserved peaks of each phase, the first update beside the later ones."""
+    peaks: dict[str, dict[bool, tuple[str, str]]] = {}
+    for phase in needed.phases:
+        name = phase.phase.removesuffix(LATER)
+        pair = format_bytes(phase.allocated_bytes), format_bytes(phase.reserved_bytes)
+        peaks.setdefault(name, {})[phase.phase != name] = pair
+    columns = ("allocated", "reserved", "later: allocated", "reserved")
+    headings = (Heading(f"Phase ({needed.kind})"), *(Heading(name, is_number=True) for name in columns))
+    nothing = ("", "")
+    rows = [(f"  {escape(name)}", *both.get(False, nothing), *both.get(True, nothing)) for name, both in peaks.items()]
+    return table(headings, rows, terminal)
+
+
+def _host(needed: "MemoryEstimate", terminal: Terminal) -> list[str]:
+    host = needed.host
+    text = (
+        f"Host ({needed.kind}): {format_bytes(host.ram_load_bytes)} RAM while loading, "
+        f"{format_bytes(host.ram_save_bytes)} while saving; download {format_bytes(host.download_bytes)}; "
+        f"result {format_bytes(host.artifact_bytes)}, {format_bytes(host.disk_bytes)} of disk to save it."
+    )
+    return wrapped(text, terminal)
+
+
+def _titled(title: str, terminal: Terminal) -> list[str]:
+    return [terminal.paint(line, "bold") for line in wrapped(title, terminal)]
+
+
+def _remarks(title: str, texts: Sequence[str], terminal: Terminal) -> Iterator[str]:
+    if not texts:
+        return
+    yield ""
+    yield from _titled(title, terminal)
+    for text in texts:
+        yield from wrapped(escape(text), terminal, indent="  ", bullet="- ")
+
+
+def _chosen(config: "TrainingConfig", path: str, origin: "Origin") -> str:
+    """Say what the command line chose where nobody did; nothing for all other settings."""
+    if origin.source != "command-line default":
+        return ""
+    value: object = config
+    for name in path.split("."):
+        value = getattr(value, name)
+    reason = f": {origin.place}" if origin.place else ""
+    return f"{path}: {value} ({origin.source}{reason})"
+
+
+def _explained(parts: "Sequence[Component]", kind: str, terminal: Terminal) -> Iterator[str]:
+    for part in parts:
+        yield ""
+        title = f"{part.name}: {format_bytes(part.num_bytes)} ({kind}; {part.num_bytes:,} bytes)"
+        yield from _titled(title, terminal)
+        yield from wrapped(escape(part.formula), terminal, indent="  ")
+        for symbol, value in part.inputs:
+            yield from wrapped(f"{escape(symbol)} = {value:,}", terminal, indent="    ")
+        yield from wrapped(f"Source: {escape(part.source)}", terminal, indent="  ")

@@ -1,0 +1,131 @@
+"""From flags and files to checked configurations, devices and stacks, with the place that each value came from."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from foretune.contract import LoadedConfig, Origin, Override, build_config, load_config, parse_override
+from foretune.devices import DeviceSpec, device_from_memory, find_device, with_free
+from foretune.errors import ConfigError
+from foretune.models import ModelShape
+from foretune.units import parse_bytes
+
+__all__ = ["FLAGS", "TEXT_FIELDS", "chosen_device", "overrides_of", "requested_configs", "with_default_attention"]
+
+FLAGS: Mapping[str, tuple[str, str]] = {
+    "model": ("--model", "model.id"),
+    "revision": ("--revision", "model.revision"),
+    "seq_len": ("--seq-len", "batch.sequence_length"),
+    "micro_batch": ("--micro-batch", "batch.micro_batch_size"),
+    "accumulation": ("--accumulation", "batch.accumulation_steps"),
+    "rank": ("--rank", "lora.rank"),
+    "alpha": ("--alpha", "lora.alpha"),
+    "targets": ("--targets", "lora.targets"),
+    "dtype": ("--dtype", "precision.dtype"),
+    "optimizer": ("--optimizer", "optimizer.name"),
+    "attention": ("--attention", "attention"),
+    "loss": ("--loss", "loss"),
+    "gradient_checkpointing": ("--gradient-checkpointing", "gradient_checkpointing"),
+}
+"""Flags that are short for a field: parameter, flag, dotted path."""
+
+TEXT_FIELDS = frozenset({"model.id", "model.revision"})
+"""Fields whose flag is taken as it stands; other values are read as YAML reads them."""
+
+EAGER = "Transformers chooses eager for a model that caps its attention scores"
+
+
+def overrides_of(given: Mapping[str, Any]) -> list[str | Override]:
+    """Turn the flags that were given, and the `--set` texts, into settings; the contract checks them."""
+    found: list[str | Override] = [
+        _override(flag, field, given[name]) for name, (flag, field) in FLAGS.items() if given.get(name) is not None
+    ]
+    return [*found, *given.get("settings", ())]
+
+
+def _override(flag: str, field: str, value: Any) -> Override:
+    if isinstance(value, bool):
+        return Override(field, value, flag if value else f"--no-{flag[2:]}")
+    if field in TEXT_FIELDS:
+        return Override(field, value, flag)
+    if field == "lora.targets":
+        return Override(field, _targets(value), flag)
+    return parse_override(f"{field}={value}", place=flag)
+
+
+def _targets(text: str) -> str | list[str]:
+    """Read a scope (`attention`) or names of layers (`q_proj,v_proj`)."""
+    names = [name.strip() for name in text.strip("[] ").split(",")]
+    return names[0] if names in (["all-linear"], ["attention"], ["mlp"]) else names
+
+
+def requested_configs(given: Mapping[str, Any]) -> Iterator[tuple[str | None, LoadedConfig | ConfigError]]:
+    """Yield each file with its configuration or its error; without files the one of the command line.
+
+    Without a file and without `--method`, adapters are the default (with a quantization: qlora).
+    """
+    overrides = overrides_of(given)
+    for file in given["configs"]:
+        try:
+            yield file, load_config(file, overrides=overrides, method=given["method"])
+        except ConfigError as error:
+            yield file, error
+    if not given["configs"]:
+        yield None, _from_command_line(overrides, given)
+
+
+def _from_command_line(overrides: list[str | Override], given: Mapping[str, Any]) -> LoadedConfig:
+    groups = {_key(override).split(".")[0] for override in overrides}
+    if "model" not in groups:
+        hint = "Write --model ID|PATH or --config FILE; `foretune models list` shows the catalogue."
+        raise ConfigError("No model is named.", hint=hint, field="model.id")
+    if given["method"] is None and "lora" not in groups:
+        overrides = [*overrides, Override("lora", {}, "command-line default")]
+    return build_config(overrides=overrides, method=given["method"])
+
+
+def _key(override: str | Override) -> str:
+    return override.partition("=")[0].strip() if isinstance(override, str) else override.key
+
+
+def with_default_attention(loaded: LoadedConfig, shape: ModelShape, *, has_file: bool) -> LoadedConfig:
+    """Return the configuration with Transformers' own choice where nobody chose: eager where scores are capped."""
+    is_open = loaded.origins["attention"].source == "default" and not has_file
+    if shape.traits.attention_softcap is None or not is_open:
+        return loaded
+    origins = {**loaded.origins, "attention": Origin("command-line default", EAGER)}
+    return LoadedConfig(loaded.config.with_(attention="eager"), origins)
+
+
+def chosen_device(given: Mapping[str, Any]) -> DeviceSpec | None:
+    """Return the device that --gpu, --vram or --detect names; None where none of them is given."""
+    named = [flag for flag in ("gpu", "vram", "detect") if given[flag]]
+    if len(named) > 1:
+        flags = " and ".join(f"--{flag}" for flag in named)
+        raise ConfigError(f"{flags} both name a device.", hint="Give one of --gpu, --vram and --detect.")
+    free_bytes = None if given["free"] is None else _size("--free", given["free"])
+    if given["gpu"] is not None:
+        return with_free(find_device(given["gpu"]), free_bytes)
+    if given["vram"] is not None:
+        return device_from_memory(_size("--vram", given["vram"]), free_bytes)
+    if given["detect"]:
+        return with_free(_first_detected(), free_bytes)
+    if free_bytes is not None:
+        raise ConfigError("--free says how much of a device is free.", hint="Name it with --gpu or --vram.")
+    return None
+
+
+def _size(flag: str, text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ConfigError as error:
+        raise ConfigError(error.message, hint=error.hint, place=flag) from error
+
+
+def _first_detected() -> DeviceSpec:
+    from foretune.devices import detect_devices
+
+    detection = detect_devices()
+    if not detection.devices:
+        hint = "Name a device with --gpu NAME, or its memory with --vram GIB."
+        raise ConfigError(f"--detect finds no GPU: {detection.reason}.", hint=hint, place="--detect")
+    return detection.devices[0]

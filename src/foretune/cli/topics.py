@@ -1,0 +1,60 @@
+"""`foretune help`: a command's help by its name, and topics that belong to no command."""
+
+from collections.abc import Sequence
+
+import click
+
+from foretune.cli.commands import Command, Example, help_reply, nearest
+from foretune.cli.output import Reply
+from foretune.cli.terminal import Terminal, wrapped
+
+__all__ = ["EXIT_CODES", "help_command"]
+
+EXIT_CODES: tuple[tuple[int, str], ...] = (
+    (0, "It worked; with --check: it fits."),
+    (1, "A mistake in foretune, or an answer that could not be written. The message says how to report it."),
+    (2, "The request is wrong or not supported: option, file, field, value."),
+    (3, "The answer is no. Only with --check: does not fit, tight (unless --accept tight) or unknown."),
+    (4, "The model's config cannot be had: token missing, access not granted, not found, offline."),
+    (7, "A library is missing; the message has the install line."),
+    (130, "Interrupted (Ctrl-C)."),
+    (141, "Whoever read stdout has closed it."),
+)
+
+TOPICS = ("exit-codes",)
+
+
+@click.command(
+    cls=Command,
+    name="help",
+    examples=[
+        Example("What a command takes", "foretune help models show"),
+        Example("What exit codes mean", "foretune help exit-codes"),
+    ],
+)
+@click.argument("words", metavar="[COMMAND...|TOPIC]", nargs=-1)
+@click.pass_context
+def help_command(ctx: click.Context, words: Sequence[str]) -> Reply:
+    """Show the help of a command, or a topic: exit-codes."""
+    if list(words) == ["exit-codes"]:
+        codes = [{"exit_code": code, "meaning": meaning} for code, meaning in EXIT_CODES]
+        return Reply("help.exit-codes", lambda: {"exit_codes": codes}, _draw_exit_codes)
+    assert ctx.parent is not None
+    return help_reply(_context_of(ctx.parent, words))
+
+
+def _context_of(ctx: click.Context, words: Sequence[str]) -> click.Context:
+    for word in words:
+        command = ctx.command.get_command(ctx, word) if isinstance(ctx.command, click.Group) else None
+        if command is None:
+            names = ctx.command.list_commands(ctx) if isinstance(ctx.command, click.Group) else []
+            near = nearest(word, [*names, *(TOPICS if ctx.parent is None else ())])
+            advice = f" Did you mean {near}?" if near else ""
+            raise click.UsageError(f"There is no help on {word!r}.{advice}", ctx)
+        ctx = click.Context(command, info_name=word, parent=ctx)
+    return ctx
+
+
+def _draw_exit_codes(terminal: Terminal) -> list[str]:
+    lines = [line for code, meaning in EXIT_CODES for line in wrapped(meaning, terminal, bullet=f"{code:>4}  ")]
+    return [terminal.paint("Exit codes", "bold"), *lines]

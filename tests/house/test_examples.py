@@ -1,0 +1,62 @@
+"""What the help and README show works as it stands."""
+
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+from foretune.cli.app import root
+from foretune.cli.commands import Command, Group
+
+ROOT = Path(__file__).parents[2]
+# Examples are run without network and without a GPU; 3 is the answer "no" to --check.
+EXPECTED = {0}
+
+
+def help_examples() -> list[str]:
+    found: list[str] = []
+    commands: list[click.Command] = [root]
+    for command in commands:
+        assert isinstance(command, (Command, Group))
+        found += [example.line for example in command.examples]
+        if isinstance(command, click.Group):
+            context = click.Context(command)
+            inner = [command.get_command(context, name) for name in command.list_commands(context)]
+            commands += [one for one in inner if one is not None]
+    return found
+
+
+def readme_examples() -> list[tuple[str, str]]:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    return re.findall(r"```console\n\$ ([^\n]+)\n(.*?)```", text, flags=re.DOTALL)
+
+
+def foretune_words(line: str) -> list[str]:
+    """Return the words of the foretune call in a line of shell (inside `eval "$( )"`, or before a redirection)."""
+    call = re.search(r"foretune [^>)]*", line)
+    assert call is not None
+    return shlex.split(call[0])[1:]
+
+
+@pytest.mark.parametrize("line", help_examples())
+def test_help_example_runs(call, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = foretune_words(line)
+    if words[:2] != ["config", "init"]:
+        for name in ("run.yaml", "gpt2.yaml"):
+            call("config", "init", name)
+    called = call(*words)
+    assert called.code in EXPECTED, called.err
+    assert called.out
+
+
+@pytest.mark.parametrize(("line", "answer"), readme_examples(), ids=lambda text: text[:60])
+def test_readme_shows_what_is_printed(call, line: str, answer: str) -> None:
+    called = call(*shlex.split(line)[1:])
+    assert (called.code, called.out) == (0, answer)
+
+
+def test_readme_has_an_answer() -> None:
+    assert any("Fits: needs " in answer for _, answer in readme_examples())
