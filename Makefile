@@ -27,8 +27,9 @@ lint: .venv/.dev
 docs: .venv/.dev  ## regenerate docs/ and the answers in README
 	$(BIN)/python scripts/docs.py
 
-bench: .venv/.dev  ## figures that depend on the machine
+bench: .venv/.bench  ## figures that depend on the machine, beside published estimators
 	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/estimates.py
 
 clean:
 	rm -rf .venv build .mypy_cache .ruff_cache .pytest_cache .hypothesis
@@ -38,6 +39,10 @@ clean:
 
 .venv/.core: .venv/bin/python pyproject.toml
 	$(PIP) -e .
+	touch $@
+
+.venv/.bench: .venv/bin/python pyproject.toml
+	$(PIP) -e '.[bench]'
 	touch $@
 
 .venv/.dev: .venv/bin/python pyproject.toml

@@ -16,6 +16,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 import click
+from docs_memory import memory_page
 
 from foretune.cli.app import root, run
 from foretune.contract import RULES, settings_table
@@ -96,6 +97,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/cli.md": cli_page,
     "docs/settings.md": settings_page,
     "docs/rules.md": rules_page,
+    "docs/memory.md": lambda: memory_page().replace("\n", f"\n\n{MADE}\n", 1),
     "README.md": readme,
 }
 

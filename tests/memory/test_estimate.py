@@ -148,13 +148,13 @@ def test_any_batch_and_vocabulary_give_a_finite_answer_or_one_error(b: int, s: i
         assert 0 < answer.allocated_bytes <= answer.reserved_bytes < 1 << 62
 
 
-def test_depths_beyond_the_replay_are_continued_in_a_straight_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_depths_beyond_the_replay_are_continued(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = shape_of(SMALL, num_hidden_layers=40)
     exact = estimate_memory(config("full"), shape)
-    monkeypatch.setattr("foretune.memory.estimate.MAX_EVENTS", 15_000)
+    monkeypatch.setattr("foretune.memory.estimate.MAX_EVENTS", 18_000)
     continued = estimate_memory(config("full"), shape)
-    assert continued.allocated_bytes == pytest.approx(exact.allocated_bytes, rel=5e-3)
-    assert continued.reserved_bytes == pytest.approx(exact.reserved_bytes, rel=0.02)
+    assert continued.allocated_bytes == pytest.approx(exact.allocated_bytes, rel=0.01)
+    assert continued.reserved_bytes == pytest.approx(exact.reserved_bytes, rel=0.05)
     assert any("extrapolated" in text for text in continued.assumptions)
     assert not any("extrapolated" in text for text in exact.assumptions)
 

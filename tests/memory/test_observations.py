@@ -1,5 +1,7 @@
 """The estimate against published measurements of a plain loop, on the stack each row states."""
 
+from functools import cache
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -51,6 +53,7 @@ def estimate(row: dict[str, Any]) -> MemoryEstimate:
     return estimate_memory(config_of(row), shape_of(row["model_config"]), device, stack=stack_of(row))
 
 
+@cache
 def errors(quantized: bool) -> tuple[list[float], list[float]]:
     """Absolute errors in percent of allocated and of reserved."""
     allocated, reserved = [], []
@@ -62,6 +65,20 @@ def errors(quantized: bool) -> tuple[list[float], list[float]]:
             allocated.append(abs(peak / row["allocated_bytes"] - 1) * 100)
             reserved.append(abs(answer.reserved_bytes / row["reserved_bytes"] - 1) * 100)
     return allocated, reserved
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+def test_the_accuracy_page_gives_these_figures(quantized: bool) -> None:
+    allocated, reserved = errors(quantized)
+    figures = [median(allocated), max(allocated), median(reserved), max(reserved)]
+    row = f"| {len(allocated)} | " + " | ".join(f"{figure:.2f}" for figure in figures) + " |"
+    assert row in (Path(__file__).parents[2] / "docs" / "accuracy.md").read_text()
+
+
+def test_the_margin_covers_what_it_says() -> None:
+    assert max(errors(quantized=False)[1]) <= 1
+    reserved = sorted(errors(quantized=True)[1])
+    assert reserved[len(reserved) * 9 // 10 - 1] <= 10
 
 
 def test_sixteen_bit_rows_agree_to_the_byte_in_the_middle_and_closely_at_worst() -> None:

@@ -83,6 +83,11 @@ def segment_size(size: int) -> int:
     return (size + SEGMENT_ROUNDING - 1) // SEGMENT_ROUNDING * SEGMENT_ROUNDING
 
 
+def _is_oversize(size: int, block_size: int, max_split: int) -> bool:
+    """Say whether `max_split_size` keeps a free block from a request."""
+    return size < max_split <= block_size or (size >= max_split and block_size >= size + OVERSIZE_ROUNDING)
+
+
 def replay(
     program: Program,
     marks: Sequence[int] = (),
@@ -97,17 +102,18 @@ def replay(
     larger blocks are never split nor given to smaller requests.
 
     This is one long function on purpose: it is the hot loop (about 0.6 us an event) and uses locals only. A block is
-    [address, size, previous, next, key if free else 0].
+    [address, size, previous, next, key if free else 0, is in the small pool].
     """
     free_small: list[int] = []
     free_large: list[int] = []
     by_small: dict[int, list[Any]] = {}
     by_large: dict[int, list[Any]] = {}
-    live: dict[int, tuple[list[Any], bool]] = {}
+    live: dict[int, list[Any]] = {}
     allocated = reserved = segments = retries = position = 0
     peak = peak_reserved = peak_position = 0
     limit = capacity if capacity is not None else _NO_LIMIT
     max_split = max_split_size if max_split_size is not None else _NO_LIMIT
+    has_limit = max_split_size is not None
     phases: list[PhasePeak] = []
     oom: OutOfMemory | None = None
 
@@ -131,11 +137,9 @@ def replay(
                 else:
                     keys, blocks = free_large, by_large
                 i = bisect_left(keys, size << 88)
-                block = None
-                if i < len(keys):
-                    block = blocks[keys[i]]
-                    if (size < max_split <= block[1]) or (size >= max_split and block[1] >= size + 20971520):
-                        block = None
+                block = blocks[keys[i]] if i < len(keys) else None
+                if has_limit and block is not None and _is_oversize(size, block[1], max_split):
+                    block = None
                 if block is not None:
                     del blocks[keys.pop(i)]
                     block[4] = 0
@@ -148,7 +152,7 @@ def replay(
                             oom = OutOfMemory(position, size, allocated, reserved)
                             break
                     segments += 1
-                    block = [_TOP_ADDRESS - segments * _SEGMENT_SPACING, wanted, None, None, 0]
+                    block = [_TOP_ADDRESS - segments * _SEGMENT_SPACING, wanted, None, None, 0, small]
                     reserved += wanted
                     if reserved > phase_reserved:
                         phase_reserved = reserved
@@ -157,7 +161,7 @@ def replay(
                     after = block[3]
                     address = block[0] + size
                     key = rest << 88 | address
-                    split = [address, rest, block, after, key]
+                    split = [address, rest, block, after, key, small]
                     if after is not None:
                         after[2] = split
                     block[3] = split
@@ -171,10 +175,10 @@ def replay(
                     phase_peak = allocated
                     if allocated > peak:
                         peak, peak_position = allocated, position
-                live[slot] = (block, small)
+                live[slot] = block
             elif size == 0:
-                block, small = live.pop(slot)
-                if small:
+                block = live.pop(slot)
+                if block[5]:
                     keys, blocks = free_small, by_small
                 else:
                     keys, blocks = free_large, by_large

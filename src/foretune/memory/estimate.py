@@ -22,7 +22,7 @@ ESTIMATOR_VERSION = "1"
 """Rises whenever a number moves."""
 
 MAX_BYTES = 1 << 60
-MAX_EVENTS = 320_000
+MAX_EVENTS = 280_000
 """Longer programs are replayed with fewer layers; their requests are walked at full depth."""
 
 
@@ -131,8 +131,22 @@ def _figures(recording: Recording) -> tuple[_Figures, bool]:
     """Replay the program; one that is too long is replayed with fewer layers and continued by its walk."""
     if recording.num_events <= MAX_EVENTS or recording.units.total == len(recording.units.recorded):
         return _replayed(recording), False
-    shallower = _with_events(recording, MAX_EVENTS // 2)
-    return _continued(_replayed(shallower), shallower.walk(), recording.walk()), True
+    half = _with_events(recording, MAX_EVENTS // 2)
+    third = _with_events(recording, MAX_EVENTS // 3)
+    half = half.with_total(max(half.units.total, third.units.total + 1))
+    figures, gap = _replayed(half), _gap(third)
+    depth, deeper = half.units.total - third.units.total, recording.units.total - half.units.total
+    gap_at_depth = max(_gap_of(figures) + (_gap_of(figures) - gap) * deeper // depth, 0)
+    return _continued(figures, half.walk(), recording.walk(), gap_at_depth), True
+
+
+def _gap(recording: Recording) -> int:
+    return _gap_of(_replayed(recording))
+
+
+def _gap_of(figures: _Figures) -> int:
+    """What the allocator holds beyond what is allocated."""
+    return figures.reserved - figures.allocated
 
 
 def _with_events(recording: Recording, num_events: int) -> Recording:
@@ -165,24 +179,17 @@ def _peak_phase(program: Program, result: Replay) -> str:
     return program.phases[sum(mark <= result.peak_position for mark in program.marks)]
 
 
-def _continued(replayed: _Figures, shallow: Walk, deep: Walk) -> _Figures:
-    """Scale what the allocator added to the requests of a shallower program up to a deeper one's requests."""
-
-    def scaled(figure: int) -> int:
-        return figure * deep.peak // shallow.peak
-
+def _continued(replayed: _Figures, shallow: Walk, deep: Walk, gap: int) -> _Figures:
+    """Carry a shallower program's figures to a deeper one: requests from its walk, slack in proportion, the given gap
+    between reserved and allocated."""
     sums = dict.fromkeys(COMPONENT_ORDER, 0) | deep.sums
-    sums["allocator slack"] = max(scaled(replayed.allocated) - deep.peak, 0)
-    phases = tuple(
-        (
-            name,
-            allocated * deep.phases[name] // shallow.phases[name],
-            reserved * deep.phases[name] // shallow.phases[name],
-        )
-        for name, allocated, reserved in replayed.phases
-    )
+    sums["allocator slack"] = max(replayed.allocated * deep.peak // shallow.peak - deep.peak, 0)
     allocated = sum(sums.values())
-    return _Figures(allocated, max(scaled(replayed.reserved), allocated), phases, deep.peak_phase, sums)
+    phases = []
+    for name, phase_allocated, _ in replayed.phases:
+        at_depth = phase_allocated * deep.phases[name] // shallow.phases[name]
+        phases.append((name, at_depth, at_depth + gap))
+    return _Figures(allocated, allocated + gap, tuple(phases), deep.peak_phase, sums)
 
 
 def _kernel_name(config: TrainingConfig, shape: ModelShape, kernels: AttentionKernels) -> str:

@@ -55,8 +55,8 @@ def published_quantized_because(shape: ModelShape) -> str | None:
         return None
     return (
         f"{shape.id} is published only as {shape.published_only_as}. Its {shape.total_params:,} parameters describe "
-        "the unquantized architecture, for which there is no checkpoint to load; the published one is refused before any "
-        "weight, because its own quantization could override what is asked for."
+        "the unquantized architecture, for which there is no checkpoint to load; the published one is refused before "
+        "any weight, because its own quantization could override what is asked for."
     )
 
 

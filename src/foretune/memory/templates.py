@@ -85,7 +85,8 @@ class _Part(NamedTuple):
     unit: int | None
     phase: str
     components: list[str]
-    lines: list[tuple[int, int | None, int, int]]
+    lines: list[tuple[int, int, int]]
+    """Which of the references, index of the birth there, rounded bytes (0: a death)."""
     references: tuple[tuple[int, int | None], ...]
     """The parts that its lines name, each once."""
     moves: list[tuple[str, int]]
@@ -94,6 +95,8 @@ class _Part(NamedTuple):
     highest_bytes: int
     highest_at: int
     """How many moves lead to the highest point."""
+    is_emptying: bool
+    """The cache is emptied before its events."""
 
     def sums(self, num_moves: int) -> dict[str, int]:
         """Add up the first moves by component."""
@@ -153,11 +156,10 @@ class Recording(NamedTuple):
                     marks.append(len(events))
                 phases.append(part.phase)
             bases[part.visit, real] = len(components)
-            base_of = {
-                (visit, unit): bases.get((visit, units.place(unit, part.unit, real)), 0)
-                for visit, unit in part.references
-            }
-            events += [(base_of[v, u] + k, n) if n >= 0 else EMPTY_CACHE for v, u, k, n in part.lines]
+            base = [bases[visit, units.place(unit, part.unit, real)] for visit, unit in part.references]
+            if part.is_emptying:
+                events.append(EMPTY_CACHE)
+            events += [(base[r] + k, n) for r, k, n in part.lines]
             components += part.components
         return Program(events, components, tuple(marks), tuple(phases))
 
@@ -211,27 +213,42 @@ def _compile(tape: Tape) -> list[_Part]:
 
 
 def _part(tape: Tape, segment: Segment, end: int, visit: int, born: list[tuple[int, int | None, int]]) -> _Part:
+    """Compile one segment. Emptying the cache is a segment of its own."""
     components: list[str] = []
-    lines: list[tuple[int, int | None, int, int]] = []
+    lines: list[tuple[int, int, int]] = []
     moves: list[tuple[str, int]] = []
+    references: dict[tuple[int, int | None], int] = {(visit, segment.layer): 0}
     net = highest = highest_at = 0
+    is_emptying = False
     for slot, num_bytes in tape.events[segment.position : end]:
         if num_bytes > 0:
             born[slot] = (visit, segment.layer, len(components))
-            lines.append((visit, segment.layer, len(components), round_size(num_bytes)))
+            lines.append((0, len(components), round_size(num_bytes)))
             components.append(tape.components[slot])
             moves.append((tape.components[slot], num_bytes))
             net += num_bytes
             if net > highest:
                 highest, highest_at = net, len(moves)
         elif num_bytes == EMPTY:
-            lines.append((visit, segment.layer, 0, EMPTY))
+            is_emptying = True
         else:
-            lines.append((*born[slot], 0))
+            visit_born, unit_born, index = born[slot]
+            lines.append((references.setdefault((visit_born, unit_born), len(references)), index, 0))
             moves.append((tape.components[slot], -tape.sizes[slot]))
             net -= tape.sizes[slot]
-    references = tuple(dict.fromkeys((visit, unit) for visit, unit, _, _ in lines))
-    return _Part(visit, segment.layer, segment.phase, components, lines, references, moves, net, highest, highest_at)
+    return _Part(
+        visit,
+        segment.layer,
+        segment.phase,
+        components,
+        lines,
+        tuple(references),
+        moves,
+        net,
+        highest,
+        highest_at,
+        is_emptying,
+    )
 
 
 def _in_order(parts: Sequence[_Part], units: Units) -> list[tuple[int | None, _Part]]:
