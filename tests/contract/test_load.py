@@ -180,6 +180,7 @@ def test_new_special_tokens_are_an_unknown_key() -> None:
         ("save_steps: 10", "checkpoint.every_updates"),
         ("lora.rank: 8", "Write `lora:` and below it"),
         ("method: qlora", "lora and quantization"),
+        ("deepspeed: zero3.json", "parallelism (of which only single is qualified)"),
         ("load_in_4bit: true", "quantization.scheme: nf4"),
         ("zzzzzz: 1", "The top level has model, precision"),
     ],

@@ -51,6 +51,8 @@ def draw_estimate(
     chosen = [_chosen(answer.config, path, origin) for path, origin in origins.items()]
     chosen = [text for text in chosen if text]
     yield from _remarks("Assumed", [*chosen, *needed.assumptions, *notes], terminal)
+    if answer.fit is not None:
+        yield from _remarks("About the device", answer.fit.device.notes, terminal)
     yield from _remarks("Not tested against a measurement", needed.untested_paths, terminal)
     if explain:
         yield from _explained(needed.components, needed.kind, terminal)

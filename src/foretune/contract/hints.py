@@ -17,6 +17,7 @@ ELSEWHERE = {
     "compute_type": "precision.dtype",
     "cutoff_len": "batch.sequence_length",
     "dataset": "data.train",
+    "deepspeed": "parallelism (of which only single is qualified)",
     "dtype": "precision.dtype",
     "fp16": "precision.dtype: fp16",
     "gradient_accumulation_steps": "batch.accumulation_steps",
@@ -68,6 +69,9 @@ KNOWN_VALUES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Values that exist elsewhere and make sense, but for which foretune is not qualified."""
 
+_QUALIFIED = {"parallelism": ("single",)}
+"""What is qualified, where a rule refuses some of the field's own values."""
+
 _OTHER_SPELLINGS = {
     "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32", "full": "fp32",
     "torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32", "16": "bf16", "32": "fp32",
@@ -92,15 +96,15 @@ def key_hint(section: Section, name: str) -> str:
     if "." in name and isinstance(find_field(name), Leaf):
         outer, inner = name.rsplit(".", 1)
         return f"Write `{outer}:` and below it, indented, `{inner}: ...`."
+    ours = ELSEWHERE.get(name)
+    if ours is not None:
+        return f"Here it is {ours}."
     near = nearest(name, list(section.parts))
     if near is not None:
         return f"Did you mean {_join(section.path, near)}?"
     homes = [leaf.path for leaf in leaves() if leaf.path.rsplit(".", 1)[-1] == name]
     if homes:
         return f"Did you mean {' or '.join(homes)}?"
-    ours = ELSEWHERE.get(name)
-    if ours is not None:
-        return f"Here it is {ours}."
     near = nearest(_join(section.path, name), [leaf.path for leaf in leaves()])
     if near is not None:
         return f"Did you mean {near}?"
@@ -159,7 +163,8 @@ def unqualified(path: str, value: Any) -> str | None:
     part = find_field(path)
     if not isinstance(part, Leaf):
         return None
-    return f"{path} is {echo(value)}, for which foretune is not qualified; it is for {', '.join(choices(part.type))}."
+    qualified = ", ".join(_QUALIFIED.get(path) or choices(part.type))
+    return f"{path} is {echo(value)}, for which foretune is not qualified; it is for {qualified}."
 
 
 def section_hint(path: str) -> str:

@@ -78,6 +78,9 @@ def parse_config(
     if not isinstance(root.value, dict):
         hint = "The top level is `key: value` lines, such as `model:` and `precision:`."
         raise ConfigError(f"the top level is {echo(root.value)}, not a mapping.", hint=hint, place=root.place)
+    if "model_type" in root.value and "model" not in root.value:
+        message = "this is a model's config.json (it has model_type), not a training configuration."
+        raise ConfigError(message, hint=f"Pass it as --model {name}, or write its path as model.id.", place=name)
     return _build(root, os.fspath(folder), name, overrides, method)
 
 

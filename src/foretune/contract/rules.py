@@ -77,6 +77,12 @@ def _parallelism(config: TrainingConfig) -> Violation | None:
     if config.parallelism == "single":
         return None
     message = f"parallelism is {config.parallelism}, for which foretune is not qualified; it is for single."
+    if config.parallelism == "ddp":
+        message += (
+            " More cards would not lower the need of one: each holds all of it, and buckets of gradients beside it."
+        )
+    elif config.quantization is not None:
+        message += " A quantized base is loaded whole before it is sharded, so each card would need room for all of it."
     return Violation(message, "Write parallelism: single; choose one card with CUDA_VISIBLE_DEVICES=N.")
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 from foretune.memory import ops
+from foretune.memory.kernels import AttentionKernels, flash_width
 from foretune.memory.layout import numel
 from foretune.memory.ops import (
     add,
@@ -39,7 +40,6 @@ from foretune.memory.tape import Grads, Node, Tensor, attach, current, node_for
 
 __all__ = [
     "ACTIVATIONS",
-    "AttentionKernels",
     "Conv1d",
     "GatedMlp",
     "LayerNorm",
@@ -324,27 +324,6 @@ def apply_rotary_neox(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[T
 
 
 # ------------------------------------------------------------------ attention
-class AttentionKernels(NamedTuple):
-    """Which of torch's attention kernels a device and platform have (aten/.../cuda/sdp_utils.cpp)."""
-
-    has_flash: bool
-    """Compute capability 8.0 or later, and not a Windows wheel."""
-    tensor_core_alignment: bool = True
-    """fp32 head widths must be multiples of 4 for the memory-efficient kernel (compute capability 8.0 and later)."""
-    repeats_heads: bool = False
-    """The caller repeats keys and values for grouped heads before torch sees them."""
-
-    def choose(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Literal["flash", "efficient", "math"]:
-        """Choose as torch does: flash, then memory-efficient, then math."""
-        width, is_half = q.shape[-1], q.dtype != "f32"
-        if self.has_flash and mask is None and is_half and width <= 256:
-            return "flash"
-        alignment = 8 if is_half else (4 if self.tensor_core_alignment else 1)
-        if q.shape[1] == k.shape[1] and width % alignment == 0:
-            return "efficient"
-        return "math"
-
-
 def eager_attention(
     groups: int,
     query: Tensor,
@@ -427,7 +406,12 @@ def scaled_dot_product_attention(
     is_grouped: bool = False,
 ) -> Tensor:
     """torch's function of that name; `is_grouped` is its enable_gqa."""
-    kernel = kernels.choose(query, key, mask)
+    kernel = kernels.choose(
+        is_half=query.dtype != "f32",
+        head_width=query.shape[-1],
+        is_grouped=query.shape[1] != key.shape[1],
+        has_mask=mask is not None,
+    )
     if kernel == "flash":
         return _flash(query, key, value)
     if mask is not None and mask.dtype == "bool":
@@ -440,7 +424,7 @@ def scaled_dot_product_attention(
 def _flash(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Head widths are padded to a multiple of 8 (pad_last_dim in aten/.../transformers/attention.cpp)."""
     width = query.shape[-1]
-    padded = -(-width // 8) * 8
+    padded = flash_width(width)
     if padded == width:
         return ops.flash_attention(query, key, value)
     q, k, v = (ops.pad_last(t, padded) for t in (query, key, value))

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from foretune.memory import blocks, ops
-from foretune.memory.blocks import AttentionKernels, Module, RmsNorm, call
+from foretune.memory.blocks import Module, RmsNorm, call
+from foretune.memory.kernels import AttentionKernels
 from foretune.memory.ops import add_scalar, unsqueeze
 from foretune.memory.tape import Tensor, checkpoint, current
 from foretune.models import DecoderTraits

@@ -7,8 +7,8 @@ from foretune.devices import DeviceSpec
 from foretune.errors import ConfigError
 from foretune.memory.allocator import Replay, replay
 from foretune.memory.answer import MemoryEstimate, PhaseMemory
-from foretune.memory.blocks import AttentionKernels
 from foretune.memory.components import COMPONENT_ORDER, Facts, components_at, describe_components
+from foretune.memory.kernels import AttentionKernels
 from foretune.memory.overhead import context_bytes, host_need, safety_margin
 from foretune.memory.program import emitted_microsteps, record_program
 from foretune.memory.qualify import require_device, require_program
@@ -222,7 +222,10 @@ def _assumptions(
     ):
         texts.append("Up to 1,536 tokens bitsandbytes may skip the dequantized buffer in forward; it is counted.")
     if config.optimizer.name == "paged_adamw_8bit":
-        texts.append("Paged states of 1e5 elements and more lie in managed memory, outside these figures.")
+        texts.append(
+            "Paged states of 1e5 elements and more lie in managed memory, outside these figures; they may move to the "
+            "host, and steps then take longer."
+        )
     if is_extrapolated:
         texts.append("So long a program is replayed with fewer layers; what the allocator adds is extrapolated.")
     return tuple(texts)

@@ -30,7 +30,7 @@ def assess_fit(
 
     fits: reserved, the context's upper end and the safety margin are within the budget. tight: reserved and the
     context's lower end are, or the allocator gets by when it empties its cache. does not fit: neither. unknown: the
-    model is published only quantized, or the device shares its memory with the CPU.
+    model is published only quantized, the device does not run CUDA or shares its memory with the CPU.
     """
     budget = device.free_bytes if device.free_bytes is not None else device.total_bytes
     unknown = _unknown_because(shape, device)
@@ -64,6 +64,8 @@ def _unknown_because(shape: ModelShape, device: DeviceSpec) -> str | None:
     because = published_quantized_because(shape)
     if because is not None:
         return because
+    if device.vendor not in (None, "NVIDIA"):
+        return f"{device.name} does not run CUDA; the figures are of torch's CUDA allocator and kernels."
     if device.is_unified:
         return f"{device.name} shares its memory with the CPU, so its size is not a budget for the GPU alone."
     return None

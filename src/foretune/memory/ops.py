@@ -7,6 +7,7 @@ and so do the gradients that one node computes (`mat2` before `self`, `other` be
 
 from collections.abc import Callable, Sequence
 
+from foretune.memory import kernels
 from foretune.memory.layout import Shape, broadcast_shape, is_contiguous, iterator_strides, numel, view_strides
 from foretune.memory.tape import (
     ITEM_BYTES,
@@ -548,10 +549,6 @@ def matmul4(a: Tensor, b: Tensor) -> Tensor:
 
 
 # ------------------------------------------------------------------ attention kernels
-def _round_up(n: int, m: int) -> int:
-    return -(-n // m) * m
-
-
 class _Layout:
     """What a gradient copies from its tensor without holding it."""
 
@@ -568,14 +565,12 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """out in q's layout, logsumexp 4BHS, 16, 8; saves k, q, v, logsumexp, out, seeds; backward: dq, dk, dv in their
     inputs' layouts, then softmax_d, the fp32 dq accumulator and, under GQA, dk and dv for every query head."""
     b, h, s, d = q.shape
-    size, is_grouped = ITEM_BYTES[q.dtype], h != k.shape[1]
+    size, heads = ITEM_BYTES[q.dtype], k.shape[1]
     layouts = [_Layout(t) for t in (q, k, v)]
 
     def formula(grads: Grads, node: Node, *saved: Tensor) -> Grads:
         out: Grads = [layout.allocate() for layout in layouts]
-        rows, width = _round_up(s, 128), _round_up(d, 32) if d <= 128 else _round_up(d, 64)
-        expanded = [b * s * h * d * size] * 2 if is_grouped else []
-        current().temporaries(b * h * rows * 4, b * h * rows * width * 4, *expanded)
+        current().temporaries(*kernels.flash_backward_workspaces(b, h, heads, s, d, size))
         return out
 
     node = node_for(formula, q, k, v)
@@ -599,17 +594,14 @@ def efficient_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = N
 
     def formula(grads: Grads, node: Node, *saved: Tensor) -> Grads:
         out: Grads = [layout.allocate() for layout in layouts]
-        rows, cols = (64, 64) if d <= 64 or not is_half else (128, 64)
-        accumulator = b * h * -(-s // rows) * -(-d // cols) * (rows * cols * 4 + 16)
-        product_bytes = [] if is_half else [b * h * s * d * 4]
-        current().temporaries(*product_bytes, b * h * s * 4, accumulator)
+        current().temporaries(*kernels.efficient_backward_workspaces(b, h, s, d, is_half=is_half))
         return out
 
     node = node_for(formula, q, k, v)
     if node:
         node.save(mask, k, q, v)
     out = Tensor(q.shape, q.dtype, (s * h * d, d, h * d, 1))
-    rows = _round_up(s, 32) if node else 0
+    rows = kernels.efficient_logsumexp_rows(s) if node else 0
     extra = [Tensor((b, h, rows), "f32"), Tensor((), "i64"), Tensor((), "i64")]
     if node:
         node.save(extra[0], out.detach(), extra[2], extra[1])
@@ -625,7 +617,7 @@ def embedding(weight: Tensor, ids: Tensor) -> Tensor:
 
     def formula(grads: Grads, node: Node, *saved: Tensor) -> Grads:
         out = Tensor(table, _only(grads).dtype)
-        current().temporaries(*[n * 8] * 4)
+        current().temporaries(*kernels.embedding_backward_workspaces(n))
         return [out]
 
     node = node_for(formula, weight)

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from foretune.contract import TrainingConfig
 from foretune.memory import ops
 from foretune.memory.blocks import (
-    AttentionKernels,
     Linear,
     Linear4bit,
     LoraLinear,
@@ -19,6 +18,7 @@ from foretune.memory.blocks import (
 from foretune.memory.decoder import Decoder, Modules, RunOptions
 from foretune.memory.families import DECODERS
 from foretune.memory.head import HEADS, StockHead
+from foretune.memory.kernels import AttentionKernels
 from foretune.memory.layout import numel
 from foretune.memory.optimizers import clip_gradients, make_optimizer
 from foretune.memory.stack import StackProfile

@@ -1,0 +1,41 @@
+"""docs/cases.md accounts for every case once, and names only tests and parts that exist or are planned."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FIT = (1, 4, 6, 7, 8, 9, 10, 12, 14, 15, 17, 18, 21, 22, 23, 24, 25, 27, 29, 30, 31, 33, 34, 35, 36, 39, 40)
+LOADING = (100, 101, 102, 103, 104, 105, 106, 107, 108, 109, 112, 115, 117, 118, 121, 122)
+IDS = [f"{number:03}" for number in (*FIT, *LOADING)]
+OWNERS = {"training", "data", "evaluate", "merge", "recommend", "calibrate", "evidence", "several devices"}
+
+PAGE = (ROOT / "docs/cases.md").read_text(encoding="utf-8")
+ROWS = {row[0]: row for row in re.findall(r"^\| (\d{3}) \| (.+) \| (.+) \| (.+) \|$", PAGE, re.MULTILINE)}
+NAMED = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)
+
+
+def test_every_case_has_one_row_in_order() -> None:
+    assert re.findall(r"^\| (\d{3}) ", PAGE, re.MULTILINE) == IDS
+    assert list(ROWS) == IDS
+
+
+@pytest.mark.parametrize("case", ROWS)
+def test_row_is_held_by_a_test_or_has_an_owner(case: str) -> None:
+    tests, _, owners = ROWS[case][3].partition("*to come:* ")
+    assert "`tests/" in tests or owners
+    assert set(owners.split(", ")) - {""} <= OWNERS
+
+
+@pytest.mark.parametrize(("file", "name"), sorted(set(NAMED)), ids=lambda text: text[-60:])
+def test_named_test_exists(file: str, name: str) -> None:
+    assert re.search(rf"^def {name}\(", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE), (file, name)
+
+
+def test_every_test_of_a_case_stands_in_its_row() -> None:
+    file = "tests/journeys/test_cases.py"
+    names = re.findall(r"^def (test_case_(\d{3})_\w+)\(", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(names) >= 25
+    missing = [name for name, case in names if f"`{file}::{name}`" not in ROWS[case][3]]
+    assert missing == []
