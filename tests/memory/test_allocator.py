@@ -2,7 +2,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory.reference_allocator import Full, ReferenceAllocator
 
-from foretune.memory.allocator import EMPTY_CACHE, Program, replay, round_size
+from foretune.memory.allocator import EMPTY_CACHE, Events, replay, round_size
 from foretune.memory.expandable import replay_expandable
 from foretune.units import MIB
 
@@ -10,9 +10,9 @@ sizes = st.one_of(st.integers(1, 4096), st.integers(1, 3 * MIB), st.integers(1, 
 
 
 @st.composite
-def programs(draw: st.DrawFn) -> Program:
+def programs(draw: st.DrawFn) -> Events:
     """Random allocations and frees, now and then an emptied cache."""
-    program: Program = []
+    program: Events = []
     live: list[int] = []
     for slot in range(draw(st.integers(1, 60))):
         program.append((slot, draw(sizes)))
@@ -25,7 +25,7 @@ def programs(draw: st.DrawFn) -> Program:
     return program
 
 
-def run_reference(program: Program, **limits: int | None) -> tuple[int, int, int | None]:
+def run_reference(program: Events, **limits: int | None) -> tuple[int, int, int | None]:
     """Allocated peak, reserved peak and the position of an out-of-memory, every book checked."""
     allocator = ReferenceAllocator(**limits)
     allocated = reserved = 0
@@ -46,14 +46,14 @@ def run_reference(program: Program, **limits: int | None) -> tuple[int, int, int
 
 @given(programs())
 @settings(max_examples=150, deadline=None)
-def test_the_lean_replay_equals_the_obvious_allocator(program: Program) -> None:
+def test_the_lean_replay_equals_the_obvious_allocator(program: Events) -> None:
     result = replay(program)
     assert (result.allocated_peak, result.reserved_peak, None) == run_reference(program)
 
 
 @given(programs(), st.integers(2, 200), st.sampled_from([None, 20 * MIB, 32 * MIB]))
 @settings(max_examples=150, deadline=None)
-def test_a_full_device_empties_the_cache_and_tries_again(program: Program, mib: int, max_split: int | None) -> None:
+def test_a_full_device_empties_the_cache_and_tries_again(program: Events, mib: int, max_split: int | None) -> None:
     result = replay(program, capacity=mib * MIB, max_split_size=max_split)
     position = result.out_of_memory.position if result.out_of_memory else None
     expected = run_reference(program, capacity=mib * MIB, max_split=max_split)
@@ -62,7 +62,7 @@ def test_a_full_device_empties_the_cache_and_tries_again(program: Program, mib: 
 
 @given(programs())
 @settings(max_examples=100, deadline=None)
-def test_expandable_segments_hold_what_is_asked_for_and_no_slack(program: Program) -> None:
+def test_expandable_segments_hold_what_is_asked_for_and_no_slack(program: Events) -> None:
     result = replay_expandable(program)
     live: dict[int, int] = {}
     peak = 0
@@ -79,14 +79,14 @@ def test_expandable_segments_hold_what_is_asked_for_and_no_slack(program: Progra
 
 @given(programs())
 @settings(max_examples=60, deadline=None)
-def test_expandable_segments_give_back_whole_pages(program: Program) -> None:
+def test_expandable_segments_give_back_whole_pages(program: Events) -> None:
     freed = [*program, *[(slot, 0) for slot in _still_live(program)], EMPTY_CACHE]
     result = replay_expandable(freed)
     assert result.phases[-1].reserved_end == 0
     assert result.phases[-1].allocated_end == 0
 
 
-def _still_live(program: Program) -> list[int]:
+def _still_live(program: Events) -> list[int]:
     live: list[int] = []
     for slot, size in program:
         if size > 0:
@@ -98,7 +98,7 @@ def _still_live(program: Program) -> list[int]:
 
 @given(programs(), st.lists(st.integers(0, 60), max_size=4))
 @settings(max_examples=60, deadline=None)
-def test_phases_cut_the_same_replay(program: Program, cuts: list[int]) -> None:
+def test_phases_cut_the_same_replay(program: Events, cuts: list[int]) -> None:
     marks = sorted(min(cut, len(program)) for cut in cuts)
     whole, cut = replay(program), replay(program, marks)
     assert (whole.allocated_peak, whole.reserved_peak) == (cut.allocated_peak, cut.reserved_peak)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from foretune.units import MIB
 
-__all__ = ["EMPTY_CACHE", "OutOfMemory", "PhasePeak", "Replay", "replay", "round_size"]
+__all__ = ["EMPTY_CACHE", "Events", "OutOfMemory", "PhasePeak", "Program", "Replay", "replay", "round_size"]
 
 SMALL_LIMIT = MIB
 SMALL_SEGMENT = 2 * MIB
@@ -35,7 +35,17 @@ _TOP_ADDRESS = 1 << 87
 _NO_LIMIT = 1 << 62
 _SEGMENT_SPACING = 1 << 62  # more than any segment: addresses of two segments never meet
 
-Program = list[tuple[int, int]]
+Events = list[tuple[int, int]]
+
+
+class Program(NamedTuple):
+    """Events ready for the replay, what each storage counts as, and where phases begin."""
+
+    events: Events
+    components: list[str]
+    marks: tuple[int, ...]
+    phases: tuple[str, ...]
+    """Names of the stretches between marks; one more than marks."""
 
 
 class PhasePeak(NamedTuple):
@@ -89,7 +99,7 @@ def _is_oversize(size: int, block_size: int, max_split: int) -> bool:
 
 
 def replay(
-    program: Program,
+    program: Events,
     marks: Sequence[int] = (),
     *,
     capacity: int | None = None,

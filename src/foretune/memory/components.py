@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from foretune.contract import TrainingConfig
+from foretune.memory.allocator import Program
 from foretune.memory.answer import Component
-from foretune.memory.head import chunk_tokens
-from foretune.memory.templates import Program
+from foretune.memory.kernels import chunk_tokens
 from foretune.models import ModelShape, Projection
 
 __all__ = ["COMPONENT_ORDER", "Facts", "components_at", "describe_components"]

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from foretune.contract import TrainingConfig, fingerprint
 from foretune.devices import DeviceSpec
 from foretune.errors import ConfigError
-from foretune.memory.allocator import Replay, replay
+from foretune.memory.allocator import Program, Replay, replay
 from foretune.memory.answer import MemoryEstimate, PhaseMemory
 from foretune.memory.components import COMPONENT_ORDER, Facts, components_at, describe_components
 from foretune.memory.kernels import AttentionKernels
@@ -13,7 +13,7 @@ from foretune.memory.overhead import context_bytes, host_need, safety_margin
 from foretune.memory.program import emitted_microsteps, record_program
 from foretune.memory.qualify import require_device, require_program
 from foretune.memory.stack import FORETUNE, StackProfile
-from foretune.memory.templates import Program, Recording, Walk
+from foretune.memory.templates import Recording, Walk
 from foretune.models import ModelShape, Projection, lora_parameters, resolve_targets
 
 __all__ = ["ESTIMATOR_VERSION", "estimate_memory", "kernels_of", "record", "requested_bytes"]

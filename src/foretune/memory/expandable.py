@@ -15,9 +15,9 @@ from foretune.memory.allocator import (
     MIN_BLOCK,
     SMALL_LIMIT,
     SMALL_SEGMENT,
+    Events,
     OutOfMemory,
     PhasePeak,
-    Program,
     Replay,
 )
 
@@ -206,7 +206,7 @@ class _Allocator:
         pool.unmapped.append(middle)
 
 
-def replay_expandable(program: Program, marks: Sequence[int] = (), *, capacity: int | None = None) -> Replay:
+def replay_expandable(program: Events, marks: Sequence[int] = (), *, capacity: int | None = None) -> Replay:
     """Replay a program as `allocator.replay` does, on an allocator with expandable segments."""
     allocator = _Allocator(capacity)
     phases: list[PhasePeak] = []

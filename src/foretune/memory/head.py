@@ -3,21 +3,14 @@
 from collections.abc import Callable
 from typing import Any
 
+from foretune.memory.kernels import chunk_tokens
 from foretune.memory.ops import add, contiguous, cross_entropy, linear, scale, split_rows, tanh, to, view
 from foretune.memory.tape import Tensor, checkpoint, current
 
-__all__ = ["HEADS", "Backbone", "chunk_tokens"]
+__all__ = ["HEADS", "Backbone"]
 
 Backbone = Callable[[Tensor], tuple[Tensor, Any]]
 """From token ids to hidden states and the cache."""
-
-MIN_CHUNK_TOKENS = 256
-MAX_CHUNKS = 128
-
-
-def chunk_tokens(num_tokens: int) -> int:
-    """Return how many tokens' logits exist at once in the chunked loss: 256, and more beyond 32,768 tokens."""
-    return max(MIN_CHUNK_TOKENS, -(-num_tokens // (MAX_CHUNKS * MIN_CHUNK_TOKENS)) * MIN_CHUNK_TOKENS)
 
 
 class StockHead:

@@ -17,6 +17,13 @@ __all__ = [
 ]
 
 FLASH_MAX_WIDTH = 256
+MIN_CHUNK_TOKENS = 256
+MAX_CHUNKS = 128
+
+
+def chunk_tokens(num_tokens: int) -> int:
+    """Return how many tokens' logits exist at once in the chunked loss: 256, and more beyond 32,768 tokens."""
+    return max(MIN_CHUNK_TOKENS, -(-num_tokens // (MAX_CHUNKS * MIN_CHUNK_TOKENS)) * MIN_CHUNK_TOKENS)
 
 
 class AttentionKernels(NamedTuple):

@@ -8,26 +8,16 @@ unit (2) and the last ones are recorded; the inner one is the template of every 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from foretune.memory.allocator import EMPTY_CACHE, round_size
+from foretune.memory.allocator import EMPTY_CACHE, Program, round_size
 from foretune.memory.tape import Segment, Tape
 
-__all__ = ["EMPTY", "Program", "Recording", "Units", "Walk", "find_units"]
+__all__ = ["EMPTY", "Recording", "Units", "Walk", "find_units"]
 
 _INNER = 2
 _LONGEST_PERIOD = 8
 
 EMPTY = -2
 """Size of an event that empties the cache."""
-
-
-class Program(NamedTuple):
-    """Events ready for the replay, what each storage counts as, and where phases begin."""
-
-    events: list[tuple[int, int]]
-    components: list[str]
-    marks: tuple[int, ...]
-    phases: tuple[str, ...]
-    """Names of the stretches between marks; one more than marks."""
 
 
 class Units(NamedTuple):
