@@ -4,6 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export OMP_NUM_THREADS = 1
+TORCH := 2.13.0 # pinned and first: any other range may bring gigabytes of CUDA libraries
 
 .PHONY: try test full lint docs bench clean
 
@@ -46,5 +47,6 @@ clean:
 	touch $@
 
 .venv/.dev: .venv/bin/python pyproject.toml
-	$(PIP) -e '.[dev]'
+	$(PIP) torch==$(TORCH)
+	$(PIP) -e '.[dev,train]'
 	touch .venv/.core $@

@@ -6,7 +6,8 @@ from typing import Any
 
 from foretune.contract import TrainingConfig
 from foretune.devices import DeviceSpec
-from foretune.memory.estimate import kernels_of, record
+from foretune.memory.estimate import record
+from foretune.memory.figures import kernels_of
 from foretune.memory.program import record_tape
 from foretune.memory.stack import FORETUNE, StackProfile
 from foretune.memory.tape import Tape

@@ -10,7 +10,8 @@ from foretune.memory.answer import (
     PhaseMemory,
     Verdict,
 )
-from foretune.memory.estimate import ESTIMATOR_VERSION, estimate_memory, requested_bytes
+from foretune.memory.estimate import estimate_memory, requested_bytes
+from foretune.memory.figures import ESTIMATOR_VERSION
 from foretune.memory.fit import assess_fit, published_quantized_because
 from foretune.memory.stack import FORETUNE, MANUAL_LOOP, PROFILES, StackProfile
 

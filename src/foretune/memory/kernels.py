@@ -8,13 +8,21 @@ from typing import Literal, NamedTuple
 
 __all__ = [
     "FLASH_MAX_WIDTH",
+    "MAX_MICROSTEPS",
+    "NUM_UPDATES",
     "AttentionKernels",
     "efficient_backward_workspaces",
     "efficient_logsumexp_rows",
     "embedding_backward_workspaces",
     "flash_backward_workspaces",
     "flash_width",
+    "foreach_norm_workspace",
 ]
+
+NUM_UPDATES = 2
+"""Updates that are run: states appear in the first, the second is like all later ones."""
+MAX_MICROSTEPS = 3
+"""Microsteps of an update that are run (first, middle, last); more repeat the middle one."""
 
 FLASH_MAX_WIDTH = 256
 MIN_CHUNK_TOKENS = 256
@@ -98,3 +106,11 @@ def embedding_backward_workspaces(num_tokens: int) -> list[int]:
     Source: aten/src/ATen/native/cuda/Embedding.cu. Learnt on: its text.
     """
     return [num_tokens * 8] * 4
+
+
+def foreach_norm_workspace(sizes: list[int]) -> int:
+    """One fp32 partial sum for each 65,536 elements of the largest tensor, for every tensor.
+
+    Source: aten/src/ATen/native/cuda/ForeachReduceOp.cu (output_per_tensor). Learnt on: its text.
+    """
+    return len(sizes) * -(-max(sizes) // 65_536) * 4 if sizes else 0

@@ -494,8 +494,10 @@ def addmm(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
     node = node_for(formula, bias, a, b)
     if node:
         node.save(a if b.needs_grad else None, b if a.needs_grad else None)
+    out = Tensor((a.shape[0], b.shape[1]), a.dtype)
     current().workspace("cublaslt", current().rules.cublaslt_bytes)
-    return attach(node, product((a.shape[0], b.shape[1]), a.dtype))
+    current().workspace("cublas", current().rules.cublas_bytes)
+    return attach(node, out)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -516,7 +518,9 @@ def fold_mm(x: Tensor, w: Tensor, rows: Shape) -> Tensor:
     flat = reshape(x, (numel(rows), x.shape[-1]))
     out = mm(flat, w)
     del flat
-    return view(out, *rows, w.shape[1])
+    out = view(out, *rows, w.shape[1])
+    out.is_view = False  # _unsafe_view: it does not hold a base, so the engine may add to it in place
+    return out
 
 
 def bmm(a: Tensor, b: Tensor) -> Tensor:

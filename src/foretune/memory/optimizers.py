@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from foretune.contract import OptimizerSettings
+from foretune.memory.kernels import foreach_norm_workspace
 from foretune.memory.layout import numel
 from foretune.memory.tape import ITEM_BYTES, Storage, Tensor, current
 
@@ -149,21 +150,24 @@ def clip_gradients(parameters: Parameters) -> None:
     trained = [(unit, p) for unit, p in parameters if p.grad is not None]
     if not trained:
         return
+    partial = Storage(foreach_norm_workspace([numel(p.shape) for _, p in trained]))
     norms = []
     for unit, p in trained:
         tape.segment("norms", unit)
         norms.append(Tensor((), p.dtype))
     tape.segment("norms end")
-    stacked = Tensor((len(norms),), "f32")
-    total = Tensor((), "f32")
+    del partial
+    dtype = norms[0].dtype
+    stacked = Tensor((len(norms),), dtype)
+    total = Tensor((), dtype)
     del stacked
-    for unit, _ in trained:
-        tape.segment("norms free", unit)
-        norms.pop(0)
+    while norms:
+        tape.segment("norms free", trained[len(norms) - 1][0])
+        norms.pop()
     tape.segment("clip")
-    shifted = Tensor((), "f32")
-    inverse = Tensor((), "f32")
-    coefficient = Tensor((), "f32")
-    del shifted, inverse
-    clamped = Tensor((), "f32")
-    del clamped, coefficient, total
+    shifted = Tensor((), dtype)
+    inverse = Tensor((), dtype)
+    coefficient = Tensor((), dtype)
+    del inverse, shifted
+    clamped = Tensor((), dtype)
+    del coefficient, clamped, total

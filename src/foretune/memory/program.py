@@ -18,7 +18,7 @@ from foretune.memory.blocks import (
 from foretune.memory.decoder import Decoder, Modules, RunOptions
 from foretune.memory.families import DECODERS
 from foretune.memory.head import HEADS, StockHead
-from foretune.memory.kernels import AttentionKernels
+from foretune.memory.kernels import MAX_MICROSTEPS, NUM_UPDATES, AttentionKernels
 from foretune.memory.layout import numel
 from foretune.memory.optimizers import clip_gradients, make_optimizer
 from foretune.memory.stack import StackProfile
@@ -29,8 +29,6 @@ from foretune.models import ModelShape, ParameterSpec, Projection
 __all__ = ["TAPE_DTYPES", "emitted_microsteps", "record_program", "record_tape"]
 
 TAPE_DTYPES = {"bf16": "bf16", "fp16": "f16", "fp32": "f32"}
-NUM_UPDATES = 2
-MAX_MICROSTEPS = 3
 
 
 def record_program(

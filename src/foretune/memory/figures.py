@@ -1,0 +1,179 @@
+"""From a replayed program to the values that a person gets: peaks, phases, components, assumptions in words.
+
+Estimate and trace both end here; neither knows how the other came by its events.
+"""
+
+from typing import Literal, NamedTuple
+
+from foretune.contract import TrainingConfig, fingerprint
+from foretune.devices import DeviceSpec
+from foretune.memory.allocator import Program, Replay, replay
+from foretune.memory.answer import MemoryEstimate, PhaseMemory
+from foretune.memory.components import Facts, components_at, describe_components
+from foretune.memory.kernels import MAX_MICROSTEPS, AttentionKernels
+from foretune.memory.overhead import context_bytes, host_need, safety_margin
+from foretune.memory.stack import StackProfile
+from foretune.models import ModelShape, lora_parameters, resolve_targets
+
+__all__ = ["ESTIMATOR_VERSION", "Figures", "assemble", "facts_of", "figures_of", "kernels_of"]
+
+ESTIMATOR_VERSION = "1"
+"""Rises whenever a number moves."""
+
+
+class Figures(NamedTuple):
+    """What a replay gives, with the peak's components."""
+
+    allocated: int
+    reserved: int
+    phases: tuple[tuple[str, int, int], ...]
+    peak_phase: str
+    peak_position: int
+    """Index of the event that brought the peak."""
+    sums: dict[str, int]
+
+
+def figures_of(program: Program) -> Figures:
+    """Replay a program and read off its peaks, phase by phase, and what is alive at the highest."""
+    result = replay(program.events, program.marks)
+    sums = components_at(program, result.peak_position, result.allocated_peak)
+    return Figures(
+        result.allocated_peak,
+        result.reserved_peak,
+        _phases(program.phases, result),
+        _peak_phase(program, result),
+        result.peak_position,
+        sums,
+    )
+
+
+def _phases(names: tuple[str, ...], result: Replay) -> tuple[tuple[str, int, int], ...]:
+    """Peaks of each phase: the microsteps of an update are put together."""
+    peaks: dict[str, tuple[int, int]] = {}
+    for name, phase in zip(names, result.phases, strict=True):
+        allocated, reserved = peaks.get(name, (0, 0))
+        peaks[name] = max(allocated, phase.allocated_peak), max(reserved, phase.reserved_peak)
+    return tuple((name, *pair) for name, pair in peaks.items())
+
+
+def _peak_phase(program: Program, result: Replay) -> str:
+    return program.phases[sum(mark <= result.peak_position for mark in program.marks)]
+
+
+def facts_of(config: TrainingConfig, shape: ModelShape) -> Facts:
+    """Count what is trained, adapted and quantized. Raises ConfigError for unknown LoRA targets."""
+    adapted = () if config.lora is None else resolve_targets(shape, config.lora.targets)
+    trainable = shape.text_params if config.lora is None else lora_parameters(adapted, config.lora.rank)
+    quantized = sum(p.in_features * p.out_features * len(p.layers) for p in shape.projections if p.is_quantizable)
+    return Facts(config, shape, adapted, trainable, quantized if config.quantization is not None else 0)
+
+
+def assemble(
+    kind: Literal["estimated", "traced"],
+    figures: Figures,
+    facts: Facts,
+    device: DeviceSpec | None,
+    stack: StackProfile,
+    *,
+    requested_bytes: int,
+    assumptions: tuple[str, ...] = (),
+) -> MemoryEstimate:
+    """Put the answer together from a program's figures."""
+    config, shape = facts.config, facts.shape
+    context = context_bytes(device)
+    margin, basis = safety_margin(config, figures.reserved)
+    return MemoryEstimate(
+        kind=kind,
+        estimator_version=ESTIMATOR_VERSION,
+        model=shape.id,
+        model_type=shape.model_type,
+        total_params=shape.total_params,
+        trainable_params=facts.trainable_params,
+        quantized_params=facts.quantized_params,
+        adapted_params=sum(p.in_features * p.out_features * len(p.layers) for p in facts.adapted),
+        method=config.method,
+        fingerprint=fingerprint(config),
+        stack=stack.description,
+        attention_kernel=_kernel_name(config, shape, kernels_of(device, stack)),
+        requested_bytes=requested_bytes,
+        allocated_bytes=figures.allocated,
+        reserved_bytes=figures.reserved,
+        context=context,
+        process_bytes=figures.reserved + context.likely_bytes,
+        safety_margin_bytes=margin,
+        safety_margin_basis=basis,
+        need_bytes=figures.reserved + context.high_bytes + margin,
+        peak_phase=figures.peak_phase,
+        components=describe_components(figures.sums, facts),
+        phases=tuple(
+            PhaseMemory(phase=name, allocated_bytes=allocated, reserved_bytes=reserved)
+            for name, allocated, reserved in figures.phases
+        ),
+        host=host_need(config, shape, facts.trainable_params),
+        assumptions=(*_assumptions(config, shape, device, stack), *assumptions),
+        untested_paths=_untested_paths(config, device),
+    )
+
+
+def kernels_of(device: DeviceSpec | None, stack: StackProfile) -> AttentionKernels:
+    """Say which attention kernels run; an unknown device is taken to have compute capability 8.0 or later."""
+    capability = device.compute_capability if device is not None else None
+    is_recent = capability is None or float(capability) >= 8.0
+    on_windows = stack.platform == "windows" or (device is not None and device.platform == "windows")
+    return AttentionKernels(
+        has_flash=is_recent and not on_windows,
+        tensor_core_alignment=is_recent,
+        repeats_heads=stack.repeats_heads_for_sdpa,
+    )
+
+
+def _kernel_name(config: TrainingConfig, shape: ModelShape, kernels: AttentionKernels) -> str:
+    """Name the kernel that unmasked attention runs on."""
+    if config.attention == "eager":
+        return "eager"
+    t = shape.traits
+    is_half = config.precision.dtype != "fp32"
+    if kernels.has_flash and is_half and (t.head_dim or 0) <= 256 and shape.model_type != "falcon":
+        return "sdpa: flash"
+    return "sdpa: math" if t.num_heads != t.num_kv_heads else "sdpa: memory-efficient"
+
+
+def _assumptions(
+    config: TrainingConfig, shape: ModelShape, device: DeviceSpec | None, stack: StackProfile
+) -> tuple[str, ...]:
+    """State in words what the figures rest on."""
+    batch = config.batch
+    texts = [f"Every row has {batch.sequence_length} tokens, padded where it is shorter."]
+    if device is None or device.compute_capability is None:
+        texts.append("The device's compute capability is taken to be 8.0 or later, on Linux.")
+    if batch.accumulation_steps > MAX_MICROSTEPS:
+        texts.append(f"Of {batch.accumulation_steps} microsteps three are replayed; the others repeat the second.")
+    if shape.max_positions is not None and batch.sequence_length > shape.max_positions:
+        texts.append(f"{batch.sequence_length} tokens lie beyond the model's context of {shape.max_positions}.")
+    if (
+        config.quantization is not None
+        and stack.has_gemm_4bit
+        and batch.micro_batch_size * batch.sequence_length <= 1536
+    ):
+        texts.append("Up to 1,536 tokens bitsandbytes may skip the dequantized buffer in forward; it is counted.")
+    if config.optimizer.name == "paged_adamw_8bit":
+        texts.append(
+            "Paged states of 1e5 elements and more lie in managed memory, outside these figures; they may move to the "
+            "host, and steps then take longer."
+        )
+    return tuple(texts)
+
+
+def _untested_paths(config: TrainingConfig, device: DeviceSpec | None) -> tuple[str, ...]:
+    """Name what no published measurement of a known stack has touched."""
+    texts = []
+    is_bf16, capability = config.precision.dtype == "bf16", device.compute_capability if device else None
+    if is_bf16 and config.attention == "eager":
+        texts.append("eager attention in bf16")
+    if capability is not None and float(capability) >= 9.0:
+        texts.append(f"compute capability {capability} (its cuBLAS workspace and attention kernels)")
+    if config.loss == "chunked":
+        texts.append("the chunked loss")
+    if config.optimizer.kernel == "fused":
+        texts.append("the fused optimizer")
+    return tuple(texts)

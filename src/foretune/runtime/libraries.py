@@ -1,0 +1,72 @@
+"""Which libraries are there, without importing them, and whether foretune was tested with them."""
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import NamedTuple
+
+from foretune.errors import MissingDependencyError, UnsupportedError
+
+__all__ = ["INSTALL_LINE", "TESTED", "installed_versions", "require_libraries"]
+
+INSTALL_LINE = "pip install 'foretune[train]'"
+
+
+class _Range(NamedTuple):
+    """Tested versions: from `first` up to and without `stop`."""
+
+    first: tuple[int, ...]
+    stop: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f">={'.'.join(map(str, self.first))},<{'.'.join(map(str, self.stop))}"
+
+
+TESTED = {
+    "torch": _Range((2, 10), (2, 15)),
+    "transformers": _Range((5, 24), (5, 25)),
+    "peft": _Range((0, 21), (0, 22)),
+    "bitsandbytes": _Range((0, 50), (0, 51)),
+}
+"""torch from 2.10 (CVE-2026-24747), Transformers from 5.3 (CVE-2026-4372): the floors lie above both."""
+
+
+def installed_versions() -> dict[str, str | None]:
+    """Return each library's version, None where it is not installed."""
+    return {name: _version(name) for name in TESTED}
+
+
+def require_libraries(*names: str) -> dict[str, str]:
+    """Return the versions of libraries that must be there.
+
+    Raises MissingDependencyError with the install line, UnsupportedError outside the tested range.
+    """
+    found = {name: _version(name) for name in names}
+    missing = [name for name, value in found.items() if value is None]
+    if missing:
+        raise MissingDependencyError(
+            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed.", hint=f"Run: {INSTALL_LINE}"
+        )
+    for name, value in found.items():
+        allowed = TESTED[name]
+        if not allowed.first <= _numbers(value or "") < allowed.stop:
+            raise UnsupportedError(
+                f"{name} {value} is outside the tested range {allowed}.", hint=f"Run: pip install '{name}{allowed}'"
+            )
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """The leading numbers of a version: 2.13.0+cpu gives (2, 13, 0)."""
+    numbers = []
+    for part in text.split("+")[0].split("."):
+        digits = "".join(character for character in part if character.isdigit())
+        if not digits:
+            break
+        numbers.append(int(digits))
+    return tuple(numbers)

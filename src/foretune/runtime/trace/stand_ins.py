@@ -1,0 +1,147 @@
+"""Paths that CUDA takes and the meta device does not: attention kernels, dropout, softmax, foreach, 4-bit layers.
+
+`cuda_paths` patches the few Python entry points concerned and puts them back, after an exception too.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.nn.functional as F
+import torch.optim.optimizer as optim
+import torch.utils._foreach_utils as foreach_utils
+from torch import Tensor
+
+from foretune.memory.kernels import AttentionKernels, flash_width
+
+__all__ = ["cuda_paths"]
+
+aten = torch.ops.aten
+_softmax = F.softmax
+
+
+@contextmanager
+def cuda_paths(kernels: AttentionKernels) -> Iterator[None]:
+    """Run what is inside as CUDA would."""
+
+    def attention(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        return _attention(kernels, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+    with ExitStack() as patches:
+        patches.enter_context(patch.object(F, "scaled_dot_product_attention", attention))
+        patches.enter_context(patch.object(F, "dropout", _dropout))
+        patches.enter_context(patch.object(F, "softmax", _cuda_softmax))
+        for module in (foreach_utils, optim):
+            for name in ("_get_foreach_kernels_supported_devices", "_get_fused_kernels_supported_devices"):
+                patches.enter_context(patch.object(module, name, _with_meta(getattr(module, name))))
+        yield
+
+
+def _with_meta(supported_devices: Any) -> Any:
+    """CUDA's optimizers and clipping use foreach and fused kernels; torch does not offer them on meta."""
+    devices = [*supported_devices(), "meta"]
+    return lambda: devices
+
+
+def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    if p == 0.0 or not training:
+        return input
+    return torch.native_dropout(input, p, True)[0]
+
+
+def _cuda_softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None) -> Tensor:
+    """fp16 to fp32 is one kernel without an fp32 copy of the input (aten/src/ATen/native/cuda/SoftMax.cu)."""
+    if dtype is torch.float32 and input.dtype is torch.float16 and dim is not None:
+        return aten._softmax(input, dim, True)
+    return _softmax(input, dim, _stacklevel, dtype)
+
+
+def _attention(
+    kernels: AttentionKernels,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Tensor:
+    """scaled_dot_product_attention of torch on CUDA (aten/src/ATen/native/transformers/attention.cpp)."""
+    if kernels.repeats_heads and query.shape[1] != key.shape[1]:
+        n = query.shape[1] // key.shape[1]
+        key, value, enable_gqa = key.repeat_interleave(n, dim=-3), value.repeat_interleave(n, dim=-3), False
+    width = query.shape[-1]
+    kernel = kernels.choose(
+        is_half=query.dtype != torch.float32,
+        head_width=width,
+        is_grouped=query.shape[1] != key.shape[1],
+        has_mask=mask is not None,
+    )
+    if kernel == "flash":
+        padding = flash_width(width) - width
+        if padding:
+            query, key, value = (F.pad(t, (0, padding)) for t in (query, key, value))
+        out = aten._scaled_dot_product_flash_attention(query, key, value, dropout, is_causal, False, scale=scale)[0]
+        return out[..., :width] if padding else out
+    if mask is not None and mask.dtype is torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
+    if kernel == "efficient":
+        return _efficient(query, key, value, mask, dropout, is_causal, scale)
+    return _math(query, key, value, mask, dropout, is_causal, scale, enable_gqa)
+
+
+def _efficient(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, is_causal: bool, scale: float | None
+) -> Tensor:
+    needs_logsumexp = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
+    if mask is not None:
+        mask = mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+    return aten._scaled_dot_product_efficient_attention(
+        query, key, value, mask, needs_logsumexp, dropout, is_causal, scale=scale
+    )[0]
+
+
+def _math(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    dropout: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Tensor:
+    """The composite as it runs on a real device: under a dispatch mode it would add the mask out of place."""
+    dtype = q.dtype
+    if dtype in (torch.bfloat16, torch.float16):
+        q, k, v = q.float(), k.float(), v.float()
+    if is_causal:
+        allowed = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
+        mask = torch.zeros_like(allowed, dtype=q.dtype)
+        mask.masked_fill_(allowed.logical_not(), float("-inf"))
+    if enable_gqa and q.shape[1] != k.shape[1]:
+        n = q.shape[1] // k.shape[1]
+        heads = q.shape[1]
+        k, v = k.repeat_interleave(n, 1, output_size=heads), v.repeat_interleave(n, 1, output_size=heads)
+    factor = math.sqrt(scale if scale is not None else q.shape[-1] ** -0.5)
+    q = q * factor
+    attn = torch.matmul(q, k.transpose(-2, -1) * factor)
+    if mask is not None:
+        attn.add_(mask)
+    attn = torch.softmax(attn, -1)
+    if dropout:
+        attn = F.dropout(attn, dropout)
+    return torch.matmul(attn, v).to(dtype)

@@ -1,0 +1,146 @@
+"""The trace: the real program without data, held against the estimate's program."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from memory.runs import SMALL, all_layers, shape_of
+from memory.test_traces import canonical
+from runtime.random_runs import random_run
+
+from foretune.contract import TrainingConfig
+from foretune.errors import ConfigError, UnsupportedError
+from foretune.memory import estimate_memory
+from foretune.runtime.step import TrainingStep
+from foretune.runtime.trace import Trace, trace_memory
+from foretune.runtime.trace.recorder import Recorder
+
+IN_CI = range(60)
+LATER = range(60, 300)
+
+
+def events_of(trace: Trace) -> list[list[int]]:
+    """The trace's events with births numbered in order."""
+    names: dict[int, int] = {}
+    out = []
+    for slot, size in trace.program.events:
+        if size < 0:
+            continue
+        if size > 0:
+            names[slot] = len(names)
+        out.append([names[slot], trace.births[slot].num_bytes if size else -1])
+    return out
+
+
+def compare(seed: int) -> None:
+    run = random_run(seed)
+    shape = shape_of(run.model)
+    trace = trace_memory(run.config, shape, run.model, run.device)
+    estimate = estimate_memory(run.config, shape, run.device)
+    assert canonical(all_layers(run.config, shape, run.device)[0]) == events_of(trace)
+    assert estimate.allocated_bytes == trace.estimate.allocated_bytes
+    assert estimate.reserved_bytes == trace.estimate.reserved_bytes
+    assert estimate.requested_bytes == trace.estimate.requested_bytes
+
+
+@pytest.mark.parametrize("seed", IN_CI)
+def test_the_estimate_has_the_events_of_the_traced_program(seed: int) -> None:
+    compare(seed)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", LATER)
+def test_the_estimate_has_the_events_of_the_traced_program_on_many_more(seed: int) -> None:
+    compare(seed)
+
+
+def config(**changes: Any) -> TrainingConfig:
+    batch = {"micro_batch_size": 2, "sequence_length": 128}
+    fields: dict[str, Any] = {"model": {"id": "test/model"}, "precision": {"dtype": "bf16"}, "batch": batch, "lora": {}}
+    return TrainingConfig.create(**{**fields, **changes})
+
+
+def test_a_trace_is_an_answer_of_its_own_kind_whose_components_add_up() -> None:
+    trace = trace_memory(config(), shape_of(SMALL), SMALL)
+    answer = trace.estimate
+    assert answer.kind == "traced"
+    assert sum(part.num_bytes for part in answer.components) == answer.allocated_bytes
+    assert {phase.phase for phase in answer.phases} >= {"load", "prepare", "forward", "loss", "backward", "optimizer"}
+
+
+def test_one_retained_tensor_in_the_step_moves_the_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    original, kept = TrainingStep.forward, []
+
+    def forward(self: TrainingStep, input_ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        kept.append(torch.empty(3 << 20, dtype=torch.uint8, device="meta"))
+        return original(self, input_ids, targets)
+
+    before = trace_memory(config(), shape_of(SMALL), SMALL)
+    monkeypatch.setattr(TrainingStep, "forward", forward)
+    after = trace_memory(config(), shape_of(SMALL), SMALL)
+    assert after.estimate.allocated_bytes >= before.estimate.allocated_bytes + (3 << 20)
+    assert events_of(after) != canonical(all_layers(config(), shape_of(SMALL))[0])
+
+
+def patched() -> tuple[Any, ...]:
+    import torch.optim.optimizer as optim
+    import torch.utils._foreach_utils as foreach
+
+    return (
+        F.scaled_dot_product_attention,
+        F.dropout,
+        F.softmax,
+        torch.Tensor.backward,
+        optim._get_fused_kernels_supported_devices,
+        foreach._get_foreach_kernels_supported_devices,
+    )
+
+
+def test_no_patch_outlives_a_trace_after_an_exception_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = patched()
+    trace_memory(config(), shape_of(SMALL), SMALL)
+    assert patched() == before
+    monkeypatch.setattr(TrainingStep, "forward", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        trace_memory(config(), shape_of(SMALL), SMALL)
+    assert patched() == before
+
+
+def test_a_program_that_never_ends_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foretune.runtime.trace.recorder.MAX_EVENTS", 500)
+    with pytest.raises(UnsupportedError, match="500 events"):
+        trace_memory(config(), shape_of(SMALL), SMALL)
+
+
+@pytest.mark.parametrize("key", ["_attn_implementation_internal", "trust_remote_code", "_name_or_path"])
+def test_config_keys_that_swap_internals_are_refused_before_anything_is_built(key: str) -> None:
+    with pytest.raises(UnsupportedError, match=key):
+        trace_memory(config(), shape_of(SMALL), {**SMALL, key: "eager"})
+
+
+def test_what_transformers_refuses_is_one_error() -> None:
+    with pytest.raises(ConfigError, match="Transformers refuses"):
+        trace_memory(config(), shape_of(SMALL), {**SMALL, "num_attention_heads": 7})
+
+
+def test_the_recorder_names_what_is_alive() -> None:
+    trace = trace_memory(config(), shape_of(SMALL), SMALL)
+    names = {birth.name for birth in trace.births}
+    assert "model.layers.0.self_attn.q_proj.weight" in names
+    assert any("workspace" in name for name in names)
+    json.dumps([birth._asdict() for birth in trace.births[:10]])
+
+
+def test_reading_a_value_is_answered() -> None:
+    recorder = Recorder(estimate_stack(), 10)
+    with recorder:
+        assert torch.ones(3, device="meta").sum().item() == 1.0
+        assert bool(torch.ones(1, dtype=torch.bool, device="meta"))
+
+
+def estimate_stack() -> Any:
+    from foretune.memory import FORETUNE
+
+    return FORETUNE
