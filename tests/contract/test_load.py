@@ -100,8 +100,10 @@ def test_values_are_echoed_escaped_and_short() -> None:
 )
 def test_what_a_file_may_not_hold_is_refused_at_its_place(text: str, place: str | None, says: str) -> None:
     error = refused(text)
-    assert says in str(error)
-    assert place is None or error.problems[0].place == place
+    told = [problem for problem in error.problems if says in str(problem)]
+    assert told
+    assert all(problem.hint for problem in error.problems)
+    assert place is None or told[0].place == place
 
 
 @pytest.mark.parametrize(
@@ -227,7 +229,12 @@ def test_paged_adamw_32bit_is_refused_as_unqualified_with_what_is_qualified() ->
         ("lora: {targets: all-liner}", "Did you mean all-linear?"),
         ("lora: {targets: q_proj}", "a list of names"),
         ("lora: {targets: []}", "a list of names"),
-        ("lora: {targets: [1]}", "lora.targets is a list"),
+        ("lora: {targets: []}", "lora.targets is an empty list"),
+        ("lora: {targets: [1]}", "lora.targets[0] is 1, but it must be a name."),
+        ("lora: {targets: [q_prj, true]}", 'Put it in quotes if it is a name: "true".'),
+        ("lora: {modules_to_save: [a, '']}", "lora.modules_to_save[1] is '', but it must be a name."),
+        ("lora: {modules_to_save: [a, [b]]}", "lora.modules_to_save[1] is a list, but it must be a name."),
+        ("lora: {targets: [q_prj, .nan]}", "lora.targets[1] is .nan, which is not a finite number."),
         ("evaluation: {split: 0}", "above 0 to below 1"),
         ("optimizer: {learning_rate: fast}", "optimizer.learning_rate is 'fast'"),
         ("optimizer: {learning_rate: '1e-4'}", "a number"),
@@ -253,6 +260,114 @@ def test_everything_wrong_is_reported_at_once() -> None:
     assert {problem.field for problem in error.problems} == {
         "model.id", "precision.dtype", "lora.rnk", "lora.alpha", "batch", "extra",
     }  # fmt: skip
+
+
+def test_what_yaml_cannot_hold_hides_no_other_problem() -> None:
+    """Each line has its own fault; all are told, by line, with the field and what to do."""
+    lines = (
+        "precision: {dtype: bf17}",
+        "lora: {alpha: .nan, rnk: 3}",
+        "seed: 99999999999999999999999",
+        "model: {id: a, revison: b}",
+        "optimizer: {epsilon: 1e999}",
+        "output: 2024-01-01",
+        "data: {train: *x}",
+        "batch: {sequence_length: !!int '3'}",
+        "checkpoint: {keep: &k 3}",
+        "evaluation: {<<: {split: 0.1}}",
+        "1: x",
+        "extra: [.inf]",
+        "quantization:",
+        "model: {idd: c}",
+    )
+    problems = refused("\n".join(lines)).problems
+    assert [(problem.place, problem.field) for problem in problems] == [
+        ("run.yaml:1:13", "precision.dtype"),
+        ("run.yaml:2:15", "lora.alpha"),
+        ("run.yaml:2:21", "lora.rnk"),
+        ("run.yaml:3:7", "seed"),
+        ("run.yaml:4:16", "model.revison"),
+        ("run.yaml:5:22", "optimizer.epsilon"),
+        ("run.yaml:6:9", "output"),
+        ("run.yaml:7:15", "data.train"),
+        ("run.yaml:8:26", "batch.sequence_length"),
+        ("run.yaml:9:20", "checkpoint.keep"),
+        ("run.yaml:10:14", "evaluation.<<"),
+        ("run.yaml:11:1", "1"),
+        ("run.yaml:12:1", "extra"),
+        ("run.yaml:12:9", "extra"),
+        ("run.yaml:13:1", "quantization"),
+        ("run.yaml:14:1", "model"),
+        ("run.yaml:14:9", "model.idd"),
+    ]
+    assert all(problem.hint for problem in problems)
+
+
+def test_an_unreadable_value_is_answered_with_what_its_field_holds() -> None:
+    error = refused(BASE + "lora: {alpha: .nan}\n")
+    says = "lora.alpha is .nan, which is not a finite number. Write a number above 0 to 1e+09."
+    assert str(error) == f"run.yaml:3:15: {says}"
+
+
+def test_json_hides_no_other_problem_either(tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    file.write_text('{"model": {"id": "a"},\n "seed": 1e999,\n "precision": {"dtype": "bf17"},\n "seed": -1}')
+    with pytest.raises(ConfigError) as caught:
+        load_config(file)
+    assert [(problem.place, problem.field) for problem in caught.value.problems] == [
+        (f"{file}:3:16", "precision.dtype"), (f"{file}:4:2", "seed"), (f"{file}:4:2", "seed"),
+    ]  # fmt: skip
+
+
+def test_faults_before_the_end_of_the_readable_text_are_told_with_it() -> None:
+    error = refused("a: 1\na: 2\nb: " + "[" * 40)
+    assert [problem.place for problem in error.problems] == ["run.yaml:2:1", "run.yaml:3:34"]
+    assert "two levels" in str(error.problems[1].hint)
+
+
+def test_an_unreadable_value_of_the_file_that_the_command_line_replaces_is_no_problem() -> None:
+    config = accepted("lora: {alpha: .nan}\n", overrides=["lora.alpha=8"]).config
+    assert config.lora is not None
+    assert config.lora.alpha == 8.0
+
+
+@pytest.mark.parametrize("text", ["seed=.nan", "seed=1e999", "seed=2024-01-01", "lora.targets=[.inf]"])
+def test_what_no_setting_can_hold_is_refused_beside_the_rest(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build_config({"model.id": "gpt2"}, overrides=[text, "optimizer.name=adam9"])
+    fields = {problem.field for problem in caught.value.problems}
+    assert fields == {parse_override(text).key, "optimizer.name"}
+
+
+@pytest.mark.parametrize("section", ["lora", "quantization"])
+@pytest.mark.parametrize("blank", ["", " # rank: 8", "\n  # rank: 8"])
+@pytest.mark.parametrize("method", [None, "full", "qlora"])
+def test_a_blank_section_is_asked_about_and_never_taken_as_null(section: str, blank: str, method: str | None) -> None:
+    error = refused(f"{BASE}{section}:{blank}\n", method=method)
+    told = [problem for problem in error.problems if "blank" in problem.message]
+    assert [(problem.place, problem.field) for problem in told] == [("run.yaml:3:1", section)]
+    assert told[0].hint == f"Write `{section}: null` for none, or `{section}: {{}}` for the defaults."
+    assert len(error.problems) == 1
+
+
+@pytest.mark.parametrize("null", ["null", "~", "Null"])
+def test_a_written_null_is_none(null: str) -> None:
+    config = accepted(f"lora: {null}\nquantization: {null}\n").config
+    assert (config.lora, config.quantization) == (None, None)
+
+
+def test_what_is_missing_stands_at_its_section_or_at_the_file() -> None:
+    """A section in which something is missing has a line; a section that is missing has the file."""
+    problems = refused("seed: 1\nmodel: {revision: main}\n").problems
+    assert [(problem.field, problem.place) for problem in problems] == [
+        ("model.id", "run.yaml:2:1"), ("precision.dtype", "run.yaml"),
+    ]  # fmt: skip
+    assert "--set model.id=" in str(problems[0].hint)
+
+
+def test_the_wrong_names_in_a_list_are_told_at_their_own_lines() -> None:
+    error = refused(BASE + "lora:\n  targets:\n    - q_prj\n    - 3\n    - ''\n")
+    assert [problem.place for problem in error.problems] == ["run.yaml:6:7", "run.yaml:7:7"]
 
 
 def test_a_flood_of_problems_is_cut() -> None:
@@ -311,7 +426,7 @@ def test_values_on_the_command_line_are_yaml_scalars_or_lists(text: str, value: 
     assert parse_override(text) == Override("a", value)
 
 
-@pytest.mark.parametrize("text", ["a", "=1", "a=", "a= ", "a=.nan", "a=[", "a=&x 1", "a=2024-01-01", "a='", ""])
+@pytest.mark.parametrize("text", ["a", "=1", "a=", "a= ", "a=[", "a=&x [1]", "a=[1]]", "a='", ""])
 def test_what_is_no_setting_on_the_command_line_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):
         parse_override(text)
@@ -363,6 +478,7 @@ def test_a_method_keeps_what_is_given() -> None:
     ("text", "method", "says"),
     [
         ("lora: {}\n", "full", "takes no lora, but lora is given at run.yaml:3:1"),
+        ("lora: {}\n", "full", "Remove lora (or --set lora=null), or choose --method lora or qlora."),
         ("lora: {}\nquantization: {}\n", "lora", "takes no quantization"),
         ("quantization: null\n", "qlora", "needs quantization, but quantization is null at run.yaml:3:1"),
         ("lora: null\n", "lora", "needs lora, but lora is null"),
@@ -372,6 +488,12 @@ def test_a_method_keeps_what_is_given() -> None:
 )
 def test_a_method_that_contradicts_what_is_given_is_refused(text: str, method: str, says: str) -> None:
     assert says in str(refused(BASE + text, method=method))
+
+
+def test_a_method_that_contradicts_a_flag_names_the_flag_to_remove() -> None:
+    with pytest.raises(ConfigError) as caught:
+        build_config({"model.id": "gpt2"}, overrides=[Override("lora.rank", 8, "--rank")], method="full")
+    assert caught.value.problems[0].hint == "Remove --rank, or choose --method lora or qlora."
 
 
 # --- paths

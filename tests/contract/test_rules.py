@@ -150,7 +150,32 @@ def test_all_broken_rules_are_reported_at_once_with_their_lines() -> None:
     with pytest.raises(ConfigError) as caught:
         parse_config(text, name="run.yaml")
     places = [problem.place for problem in caught.value.problems]
-    assert places == ["run.yaml:2:13", "run.yaml:5:3", "run.yaml:8:24", "run.yaml:7:3"]
+    assert places == ["run.yaml:2:13", "run.yaml:5:3", "run.yaml:7:3", "run.yaml:8:24"]
+
+
+def test_a_rule_is_checked_beside_a_wrong_value_that_it_does_not_read() -> None:
+    with pytest.raises(ConfigError) as caught:
+        build_config({**HUB, "device": "cuda:1", "precision.dtype": "bf17", "checkpoint.keep": 3, "lora.rnk": 1})
+    fields = {problem.field for problem in caught.value.problems}
+    assert fields == {"device", "precision.dtype", "checkpoint.keep", "lora.rnk"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "wrong"),
+    [(case, field) for cases in KEPT.values() for case in cases for field in case if field != "model.id"],
+)
+def test_a_wrong_value_breaks_no_rule_that_its_right_value_keeps(settings: dict[str, object], wrong: str) -> None:
+    """So a rule names every field that it reads: one that read another would be told wrongly."""
+    with pytest.raises(ConfigError) as caught:
+        build_config({**HUB, **settings, wrong: float("nan")})
+    assert [problem.field for problem in caught.value.problems] == [wrong]
+
+
+@pytest.mark.parametrize("unknown", ["lorra", "lora_r", "max_steps"])
+def test_what_an_unknown_key_may_have_meant_breaks_no_rule(unknown: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build_config({**HUB, "precision.dtype": "fp16", unknown: 1})
+    assert [problem.field for problem in caught.value.problems] == [unknown]
 
 
 @pytest.mark.parametrize("device", ["mps", "cuda:1"])

@@ -8,14 +8,15 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from foretune.contract.scalars import BadScalar, Scalar, echo, read_plain
+from foretune.contract.scalars import BadScalar, Scalar, Unreadable, echo, read_plain
 from foretune.errors import ConfigError, Problem
 
-__all__ = ["Node", "plain_node", "read_document", "read_text", "show_path"]
+__all__ = ["Document", "Node", "join_path", "plain_node", "read_document", "read_text", "show_path"]
 
 LARGEST_FILE_BYTES = 1 << 20
 DEEPEST = 32
 MOST_VALUES = 10_000
+LONGEST_NAME = 80
 
 # Control characters, and the line ends that editors and YAML count differently (U+0085, U+2028, U+2029).
 _FORBIDDEN = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ufffe\uffff]"
@@ -24,8 +25,10 @@ _FORBIDDEN = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ufffe\uffff]"
 class Node(NamedTuple):
     """A value, the place of its key (of itself, where it has none), and for mappings and lists its parts."""
 
-    value: "Scalar | dict[str, Node] | list[Node]"
+    value: "Scalar | Unreadable | dict[str, Node] | list[Node]"
     place: str
+    is_blank: bool = False
+    """Whether it is null because nothing is written: in the place of a section that is no answer."""
 
     def plain(self) -> Any:
         """Return the value without places."""
@@ -34,6 +37,29 @@ class Node(NamedTuple):
         if isinstance(self.value, list):
             return [node.plain() for node in self.value]
         return self.value
+
+    def unreadable(self, path: str) -> Iterator[tuple[str, str, Unreadable]]:
+        """Yield each part that could not be read, with its path (`lora.targets[1]`) and its place."""
+        if isinstance(self.value, Unreadable):
+            yield path, self.value.place or self.place, self.value
+        elif isinstance(self.value, dict):
+            for key, node in self.value.items():
+                yield from node.unreadable(join_path(path, key))
+        elif isinstance(self.value, list):
+            for index, node in enumerate(self.value):
+                yield from node.unreadable(f"{path}[{index}]")
+
+
+class Document(NamedTuple):
+    """What a text holds (None: nothing), and what is wrong with it as YAML, which hides none of its values."""
+
+    root: Node | None
+    problems: list[Problem]
+
+
+def join_path(path: str, name: str) -> str:
+    """Write the dotted path of a name in a section; a long name is cut, so that problems stay small."""
+    return f"{path}.{name[:LONGEST_NAME]}" if path else name[:LONGEST_NAME]
 
 
 def plain_node(value: Any, place: str) -> Node:
@@ -76,10 +102,11 @@ def show_path(text: str) -> str:
     return text if text.isprintable() else repr(text)[1:-1]
 
 
-def read_document(text: str, name: str) -> Node | None:
-    """Read one YAML document (or JSON, which YAML 1.2 contains). None where it is empty.
+def read_document(text: str, name: str) -> Document:
+    """Read one YAML document (or JSON, which YAML 1.2 contains).
 
-    `name` stands before line and column in every place. Raises ConfigError for what a configuration may not hold.
+    `name` stands before line and column in every place. What a configuration may not hold but can be read past is a
+    problem of the document, or an `Unreadable` value in it. Raises ConfigError where the rest cannot be read.
     """
     _refuse_characters(text, name)
     return _Reader(text, name).read()
@@ -99,24 +126,30 @@ def _refuse_characters(text: str, name: str) -> None:
 
 
 class _Reader:
-    """Builds nodes from ruamel's events; stops at the first thing that makes the text unreadable."""
+    """Builds nodes from ruamel's events, collecting problems; stops only where the rest cannot be read."""
 
     def __init__(self, text: str, name: str) -> None:
         self.name = name
         self.text = text
         self.num_values = 0
-        self.duplicates: list[Problem] = []
+        self.problems: list[Problem] = []
         self.events: Iterator[Any] = self._parse()
 
-    def read(self) -> Node | None:
-        node = None
-        for event in self.events:
-            if type(event).__name__ == "DocumentStartEvent":
-                self._check_document(event, node)
-                node = self._node(next(self.events), self._place(event), depth=1)
-        if self.duplicates:
-            raise ConfigError.of(self.duplicates)
-        return node
+    def read(self) -> Document:
+        root = None
+        try:
+            for event in self.events:
+                if type(event).__name__ != "DocumentStartEvent":
+                    continue
+                if root is not None:
+                    self._problem("a second document starts here.", "Keep one document in the file.", event)
+                    break
+                if event.tags or (event.version and tuple(event.version) != (1, 2)):
+                    self._problem("directives are not allowed here.", "Remove the line.", event)
+                root = self._node(next(self.events), self._place(event), "", depth=1)
+        except ConfigError as error:
+            raise ConfigError.of([*self.problems, *error.problems]) from error
+        return Document(root, self.problems)
 
     def _parse(self) -> Iterator[Any]:
         from ruamel.yaml import YAML
@@ -132,84 +165,112 @@ class _Reader:
         except (YAMLError, ValueError, ArithmeticError, LookupError, AttributeError, TypeError) as error:
             # ruamel's scanner leaks these on a few malformed escapes and directives.
             what = _first_line(str(error)) or "it cannot be read"
-            raise ConfigError(f"this is not valid YAML: {what}.", place=self.name) from error
+            raise ConfigError(
+                f"this is not valid YAML: {what}.", hint="Check the escapes in quotes.", place=self.name
+            ) from error
 
     def _place(self, event: Any) -> str:
         mark = event.start_mark
         return f"{self.name}:{mark.line + 1}:{mark.column + 1}"
 
-    def _check_document(self, event: Any, before: Node | None) -> None:
-        if before is not None:
-            raise ConfigError(
-                "a second document starts here.", hint="Keep one document in the file.", place=self._place(event)
-            )
-        if event.tags or (event.version and tuple(event.version) != (1, 2)):
-            raise ConfigError("directives are not allowed here.", hint="Remove the line.", place=self._place(event))
+    def _problem(self, message: str, hint: str, event: Any, path: str = "") -> None:
+        self.problems.append(Problem(message, hint, self._place(event), path.partition("[")[0] or None))
 
-    def _node(self, event: Any, place: str, *, depth: int) -> Node:
-        self._check_event(event)
+    def _node(self, event: Any, place: str, path: str, *, depth: int) -> Node:
+        self._count(event)
+        kind = type(event).__name__
+        if kind == "AliasEvent":
+            reason = "is an alias; anchors and aliases are not allowed"
+            return Node(self._unreadable(event, echo(f"*{event.anchor}"), reason, "Write the value out."), place)
+        self._refuse_anchor(event, path)
+        if kind == "ScalarEvent":
+            return Node(self._scalar(event), place, is_blank=event.style is None and event.value == "")
+        if event.tag:
+            self._problem(f"the tag {echo(str(event.tag))} is not allowed.", "Remove it.", event, path)
+        if depth >= DEEPEST:
+            hint = "Settings stand two levels deep, such as lora.rank; check the brackets and the indentation."
+            message = f"the text is nested deeper than {DEEPEST} levels."
+            raise ConfigError(message, hint=hint, place=self._place(event))
+        if kind == "SequenceStartEvent":
+            return Node(list(self._items(path, depth)), place)
+        return Node(self._mapping(path, depth), place)
+
+    def _count(self, event: Any) -> None:
         self.num_values += 1
         if self.num_values > MOST_VALUES:
-            raise ConfigError("the text holds more than 10 000 values.", place=self._place(event))
-        kind = type(event).__name__
-        if kind == "ScalarEvent":
-            return Node(self._scalar(event), place)
-        if depth >= DEEPEST:
-            raise ConfigError(f"the text is nested deeper than {DEEPEST} levels.", place=self._place(event))
-        if kind == "SequenceStartEvent":
-            return Node(list(self._items(depth)), place)
-        return Node(self._mapping(depth), place)
+            hint = "A configuration holds about fifty; is this the file?"
+            raise ConfigError("the text holds more than 10 000 values.", hint=hint, place=self._place(event))
 
-    def _check_event(self, event: Any) -> None:
-        if type(event).__name__ == "AliasEvent" or getattr(event, "anchor", None):
-            raise ConfigError(
-                "anchors and aliases are not allowed.", hint="Write the value out.", place=self._place(event)
-            )
-        if getattr(event, "tag", None):
-            raise ConfigError(
-                f"the tag {echo(str(event.tag))} is not allowed.",
-                hint="Remove it; text goes in quotes.",
-                place=self._place(event),
-            )
+    def _refuse_anchor(self, event: Any, path: str) -> None:
+        if event.anchor:
+            self._problem("anchors and aliases are not allowed.", "Remove the anchor.", event, path)
 
-    def _items(self, depth: int) -> Iterator[Node]:
-        for event in self.events:
+    def _items(self, path: str, depth: int) -> Iterator[Node]:
+        for index, event in enumerate(self.events):
             if type(event).__name__ == "SequenceEndEvent":
                 return
-            yield self._node(event, self._place(event), depth=depth + 1)
+            yield self._node(event, self._place(event), f"{path}[{index}]", depth=depth + 1)
 
-    def _mapping(self, depth: int) -> dict[str, Node]:
+    def _mapping(self, path: str, depth: int) -> dict[str, Node]:
         found: dict[str, Node] = {}
         for event in self.events:
             if type(event).__name__ == "MappingEndEvent":
                 break
-            key, place = self._key(event), self._place(event)
-            node = self._node(next(self.events), place, depth=depth + 1)
+            key, place = self._key(event, path, depth), self._place(event)
+            inner = join_path(path, "?" if key is None else key)
+            node = self._node(next(self.events), place, inner, depth=depth + 1)
+            if key is None:
+                continue
             if key in found:
                 message = f"the key {echo(key)} stands twice; the first is at {found[key].place}."
-                self.duplicates.append(Problem(message, "Keep one of them.", place, key))
+                self.problems.append(Problem(message, "Keep one of them.", place, inner))
+                node = _both(found[key], node)
             found[key] = node
         return found
 
-    def _key(self, event: Any) -> str:
-        self._check_event(event)
-        self.num_values += 1
-        key = self._scalar(event) if type(event).__name__ == "ScalarEvent" else [event]
+    def _key(self, event: Any, path: str, depth: int) -> str | None:
+        """Return a key, or None where it is none; its value is read past."""
+        kind = type(event).__name__
+        if kind != "ScalarEvent":
+            self._node(event, self._place(event), path, depth=depth + 1)
+            shown = "an alias (anchors and aliases are not allowed)" if kind == "AliasEvent" else "a list or mapping"
+            self._problem(f"a key must be text, not {shown}.", _KEY_HINT, event, join_path(path, "?"))
+            return None
+        self._count(event)
+        self._refuse_anchor(event, path)
+        key = self._scalar(event)
         if not isinstance(key, str):
-            shown = "a list or mapping" if isinstance(key, list) else echo(key)
-            raise ConfigError(f"a key must be text, not {shown}.", place=self._place(event))
+            because = f", which {key.reason}" if isinstance(key, Unreadable) else ""
+            message = f"a key must be text, not {echo(key)}{because}."
+            self._problem(message, _KEY_HINT, event, join_path(path, echo(event.value)[1:-1]))
+            return None
         if key == "<<" and event.style is None:
-            raise ConfigError("merge keys are not allowed.", hint="Write the values out.", place=self._place(event))
+            self._problem("merge keys are not allowed.", "Write the values out.", event, join_path(path, key))
+            return None
         return key
 
-    def _scalar(self, event: Any) -> Scalar:
+    def _scalar(self, event: Any) -> Scalar | Unreadable:
         text: str = event.value
+        if event.tag:
+            reason = f"has the tag {echo(str(event.tag))}; tags are not allowed"
+            return self._unreadable(event, echo(text), reason, "Remove it; text goes in quotes.")
         try:
-            if event.style is None:
-                return read_plain(text)
-            return join_surrogates(text)
+            return read_plain(text) if event.style is None else join_surrogates(text)
         except BadScalar as error:
-            raise ConfigError(str(error), place=self._place(event)) from error
+            return Unreadable.of(error, self._place(event))
+
+    def _unreadable(self, event: Any, shown: str, reason: str, hint: str) -> Unreadable:
+        return Unreadable(shown=shown, reason=reason, hint=hint, place=self._place(event))
+
+
+_KEY_HINT = "Write the name of a setting, such as lora."
+
+
+def _both(first: Node, second: Node) -> Node:
+    """Join what stands under a key that is given twice, so that nothing in either is hidden or said to be missing."""
+    if isinstance(first.value, dict) and isinstance(second.value, dict):
+        return Node({**first.value, **second.value}, second.place)
+    return second
 
 
 def join_surrogates(text: str) -> str:
@@ -217,7 +278,9 @@ def join_surrogates(text: str) -> str:
     try:
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
     except UnicodeDecodeError as error:
-        raise BadScalar("half a surrogate pair is not text.") from error
+        raise BadScalar(
+            echo(text), "holds half a surrogate pair", "Write both halves, or the character itself."
+        ) from error
 
 
 def _first_line(text: str) -> str:
@@ -225,9 +288,9 @@ def _first_line(text: str) -> str:
     return line if line.isprintable() else repr(line)[1:-1]
 
 
-def _yaml_hint(what: str) -> str | None:
+def _yaml_hint(what: str) -> str:
     if "'\\t'" in what or "\\t" in what:
         return "Indent with spaces, not with tabs."
     if "mapping values are not allowed" in what:
         return "Put text that holds `: ` in quotes, and check the indentation."
-    return None
+    return "Check the quotes, the brackets and the indentation here and above."

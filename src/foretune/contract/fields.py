@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 import msgspec
 
 from foretune.contract.config import TrainingConfig
-from foretune.contract.scalars import echo
+from foretune.contract.document import Node
+from foretune.contract.scalars import Unreadable, echo
 from foretune.errors import ConfigError, Problem
 from foretune.values import Value
 
@@ -23,6 +24,7 @@ __all__ = [
     "field_tree",
     "find_field",
     "leaves",
+    "unreadable_problems",
 ]
 
 PATH_FIELDS = ("data.train", "evaluation.data", "output")
@@ -98,18 +100,63 @@ def find_field(path: str) -> Leaf | Section | None:
     return part
 
 
-def check_leaf(leaf: Leaf, value: Any) -> Any:
-    """Return the value in the field's own type. Raises ConfigError that says what it may be.
+def check_leaf(leaf: Leaf, node: Node) -> Any:
+    """Return the value in the field's own type. Raises ConfigError that says where it is wrong and what it may be.
 
     Strict: a bool is no number, `2.0` is no whole number, a number is no text; a whole number may stand for a float.
     """
+    problems = [*unreadable_problems(node, leaf.path, leaf), *_wrong_items(leaf, node)]
+    value = node.plain()
+    if isinstance(value, dict) or (isinstance(value, list) and _item_type(leaf.type) is None):
+        problems.append(_type_problem(leaf, value, node.place))
+    if problems:
+        raise ConfigError.of(problems)
     try:
-        _refuse_bad_text(value)
-        checked = msgspec.convert(value, leaf.type, strict=True)
+        checked = _convert(value, leaf.type)
     except msgspec.ValidationError as error:
-        raise ConfigError.of([_type_problem(leaf, value)]) from error
+        raise ConfigError.of([_type_problem(leaf, value, node.place)]) from error
     # -0.0 equals 0.0 but is written differently, which would give equal configurations two fingerprints.
     return checked + 0.0 if isinstance(checked, float) else checked
+
+
+def unreadable_problems(node: Node, path: str, leaf: Leaf | None = None) -> Iterator[Problem]:
+    """Say what is unreadable in what stands at a path, and what to write; `leaf` is the setting there, if there is."""
+    for part, place, value in node.unreadable(path):
+        hint = value.hint
+        if leaf is not None and part == path and "text" not in describe_type(leaf.type):
+            hint = f"Write {describe_type(leaf.type)}."
+        message = f"{echo(part)[1:-1]} is {value.shown}, which {value.reason}."
+        yield Problem(message, hint, place, path if leaf is not None else part.partition("[")[0])
+
+
+def _wrong_items(leaf: Leaf, node: Node) -> Iterator[Problem]:
+    item_type = _item_type(leaf.type)
+    if item_type is None or not isinstance(node.value, list):
+        return
+    for index, item in enumerate(node.value):
+        value = item.plain()
+        try:
+            if not isinstance(value, Unreadable):
+                _convert(value, item_type)
+        except msgspec.ValidationError:
+            from foretune.contract.hints import name_hint
+
+            message = f"{leaf.path}[{index}] is {echo(value)}, but it must be a name."
+            yield Problem(message, name_hint(value), item.place, leaf.path)
+
+
+def _item_type(annotation: Any) -> Any:
+    """Return what a field's list holds; None where the field holds no list."""
+    for option in _options(annotation):
+        base = get_args(option)[0] if get_origin(option) is Annotated else option
+        if get_origin(base) is tuple:
+            return get_args(base)[0]
+    return None
+
+
+def _convert(value: Any, annotation: Any) -> Any:
+    _refuse_bad_text(value)
+    return msgspec.convert(value, annotation, strict=True)
 
 
 def _refuse_bad_text(value: Any) -> None:
@@ -128,11 +175,12 @@ def is_control(character: str) -> bool:
     return code < 0x20 or 0x7F <= code < 0xA0 or 0xD800 <= code < 0xE000
 
 
-def _type_problem(leaf: Leaf, value: Any) -> Problem:
+def _type_problem(leaf: Leaf, value: Any, place: str) -> Problem:
     from foretune.contract.hints import value_hint
 
-    message = f"{leaf.path} is {echo(value)}, but it must be {describe_type(leaf.type)}."
-    return Problem(message, value_hint(leaf, value), None, leaf.path)
+    shown = "an empty list" if value == [] else echo(value)
+    message = f"{leaf.path} is {shown}, but it must be {describe_type(leaf.type)}."
+    return Problem(message, value_hint(leaf, value), place, leaf.path)
 
 
 def describe_type(annotation: Any) -> str:

@@ -5,7 +5,18 @@ from typing import Any
 from foretune.contract.fields import Leaf, Section, choices, field_tree, find_field, leaves
 from foretune.contract.scalars import echo
 
-__all__ = ["ELSEWHERE", "KNOWN_VALUES", "key_hint", "nearest", "section_hint", "unqualified", "value_hint"]
+__all__ = [
+    "ELSEWHERE",
+    "KNOWN_VALUES",
+    "blank_hint",
+    "key_hint",
+    "missing_hint",
+    "name_hint",
+    "nearest",
+    "section_hint",
+    "unqualified",
+    "value_hint",
+]
 
 LONGEST_MATCHED = 64
 
@@ -116,11 +127,36 @@ def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def value_hint(leaf: Leaf, value: Any) -> str | None:
-    """Say what to write instead of a value of the wrong kind, where that can be guessed."""
+def value_hint(leaf: Leaf, value: Any) -> str:
+    """Say what to write instead of a wrong value: what was likely meant, else how to do without."""
+    return _meant(leaf, value) or _without(leaf)
+
+
+def _without(leaf: Leaf) -> str:
+    if leaf.is_required:
+        return missing_hint(leaf)
+    default = "null" if leaf.default is None else echo(leaf.default) if leaf.default != () else "[]"
+    return f"Leave it out for the default, {default.strip(chr(39))}."
+
+
+def missing_hint(leaf: Leaf) -> str:
+    """Say what to write for a setting that has no default."""
+    if leaf.path == "precision.dtype":
+        return "The format is never inferred: say it, as in precision: {dtype: bf16} (or --set precision.dtype=bf16)."
+    return "Name it, as in model: {id: Qwen/Qwen2.5-0.5B} (or --set model.id=Qwen/Qwen2.5-0.5B)."
+
+
+def name_hint(value: Any) -> str:
+    """Say what to write in place of an entry that is no name."""
+    if isinstance(value, (bool, int, float)):
+        return f'Put it in quotes if it is a name: "{echo(value)}".'
+    return "Name a module as the model spells it, such as q_proj, or remove the entry."
+
+
+def _meant(leaf: Leaf, value: Any) -> str | None:
     words = choices(leaf.type)
     if leaf.path.endswith("dtype") and value == "auto":
-        return "The format is never inferred: say it."
+        return "The format is never inferred: say it, for example bf16."
     if isinstance(value, str) and words:
         near = _OTHER_SPELLINGS.get(value)
         near = near if near in words else nearest(value, words)
@@ -130,7 +166,7 @@ def value_hint(leaf: Leaf, value: Any) -> str | None:
     if isinstance(value, float) and value.is_integer() and abs(value) < 1 << 53:
         return f"Write {int(value)}."
     if isinstance(value, (bool, int, float)) and _takes_text(leaf):
-        return f'Put it in quotes: "{value}".'
+        return f'Put it in quotes: "{echo(value)}".'
     return None
 
 
@@ -165,6 +201,11 @@ def unqualified(path: str, value: Any) -> str | None:
         return None
     qualified = ", ".join(_QUALIFIED.get(path) or choices(part.type))
     return f"{path} is {echo(value)}, for which foretune is not qualified; it is for {qualified}."
+
+
+def blank_hint(path: str) -> str:
+    """Say how to mean what a section with nothing in it may mean."""
+    return f"Write `{path}: null` for none, or `{path}: {{}}` for the defaults."
 
 
 def section_hint(path: str) -> str:

@@ -9,8 +9,16 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from foretune.contract.config import TrainingConfig
-from foretune.contract.document import Node, read_document, read_text, show_path
-from foretune.contract.fields import PATH_FIELDS, Leaf, Section, check_leaf, describe_type, field_tree
+from foretune.contract.document import Node, join_path, read_document, read_text, show_path
+from foretune.contract.fields import (
+    PATH_FIELDS,
+    Leaf,
+    Section,
+    check_leaf,
+    describe_type,
+    field_tree,
+    unreadable_problems,
+)
 from foretune.contract.overrides import Override, apply_method, apply_overrides
 from foretune.contract.paths import resolve_model, resolve_path
 from foretune.contract.scalars import echo
@@ -72,16 +80,17 @@ def parse_config(
     method: str | None = None,
 ) -> LoadedConfig:
     """Do what `load_config` does, with the text of the file given; `folder` is what its paths are relative to."""
-    root = read_document(text, name)
+    root, problems = read_document(text, name)
     if root is None:
         raise ConfigError("the file is empty.", hint="It needs at least model.id and precision.dtype.", place=name)
     if not isinstance(root.value, dict):
         hint = "The top level is `key: value` lines, such as `model:` and `precision:`."
-        raise ConfigError(f"the top level is {echo(root.value)}, not a mapping.", hint=hint, place=root.place)
+        message = f"the top level is {echo(root.value)}, not a mapping."
+        raise ConfigError.of(_by_line([*problems, Problem(message, hint, root.place)], name))
     if "model_type" in root.value and "model" not in root.value:
         message = "this is a model's config.json (it has model_type), not a training configuration."
         raise ConfigError(message, hint=f"Pass it as --model {name}, or write its path as model.id.", place=name)
-    return _build(root, os.fspath(folder), name, overrides, method)
+    return _build(root, os.fspath(folder), name, overrides, method, problems)
 
 
 def build_config(
@@ -100,33 +109,62 @@ def build_config(
 
 
 def _build(
-    root: Node, folder: str, file: str | None, overrides: Iterable[str | Override], method: str | None
+    root: Node,
+    folder: str,
+    file: str | None,
+    overrides: Iterable[str | Override],
+    method: str | None,
+    found: Iterable[Problem] = (),
 ) -> LoadedConfig:
     from foretune.contract.rules import rule_problems
 
-    root, problems = apply_overrides(root, overrides)
-    if method is not None:
-        root, method_problems = apply_method(root, method)
-        problems += method_problems
     walk = _Walk(folder, file)
+    walk.refuse(found)
+    root, problems = apply_overrides(root, overrides)
+    walk.refuse(problems)
+    walk.doubtful |= {str(problem.field).partition(".")[0] for problem in problems}
+    if method is not None:
+        root, problems = apply_method(root, method)
+        walk.refuse(problems)
+        walk.doubtful |= {"lora", "quantization"} if problems else set()
     config = walk.section(field_tree(), root)
-    problems += walk.problems
-    unsupported = walk.num_unsupported
-    if config is not None and not problems:
-        assert isinstance(config, TrainingConfig)
-        broken = rule_problems(config, {name: origin.place for name, origin in walk.origins.items()})
-        problems, unsupported = [problem for problem, _ in broken], sum(not_qualified for _, not_qualified in broken)
-        if not problems:
-            return LoadedConfig(config, walk.origins)
-    raise _error(problems, unsupported)
+    assert isinstance(config, TrainingConfig)
+    places = {name: origin.place for name, origin in walk.origins.items()}
+    broken = rule_problems(config, places, walk.doubtful)
+    problems = [*walk.problems, *(problem for problem, _ in broken)]
+    if not problems:
+        return LoadedConfig(config, walk.origins)
+    raise _error(_by_line(problems, file), walk.num_unsupported + sum(not_qualified for _, not_qualified in broken))
+
+
+def _by_line(problems: list[Problem], file: str | None) -> list[Problem]:
+    """Sort by line and column of the file; what has none follows, in the order in which it was found."""
+
+    def key(problem: Problem) -> tuple[int, int]:
+        place = problem.place or ""
+        if file is None or not place.startswith(f"{file}:"):
+            return (1 << 62, 0)
+        line, _, column = place[len(file) + 1 :].partition(":")
+        return (int(line) if line.isdecimal() else 0, int(column) if column.isdecimal() else 0)
+
+    return sorted(problems, key=key)
 
 
 def _error(problems: list[Problem], unsupported: int) -> Exception:
     kind = UnsupportedError if unsupported == len(problems) else ConfigError
     if len(problems) > MOST_PROBLEMS:
-        more = Problem(f"and {len(problems) - MOST_PROBLEMS} more problems.")
+        more = Problem(f"and {len(problems) - MOST_PROBLEMS} more problems.", "Mend these first.")
         problems = [*problems[:MOST_PROBLEMS], more]
     return kind.of(problems)
+
+
+def _placeholder(part: Leaf | Section) -> Any:
+    """Return what stands for a value that is wrong while the rest is checked; no configuration ever holds it."""
+    if isinstance(part, Leaf):
+        return None if part.is_required else part.default
+    if part.is_optional:
+        return None
+    return part.cls(**{name: _placeholder(inner) for name, inner in part.parts.items()})
 
 
 class _Walk:
@@ -138,51 +176,61 @@ class _Walk:
         self.problems: list[Problem] = []
         self.num_unsupported = 0
         self.origins: dict[str, Origin] = {}
+        self.doubtful: set[str] = set()
+        """Settings and sections that hold a placeholder, or that a mistaken key may have been meant for."""
+
+    def refuse(self, problems: Iterable[Problem]) -> None:
+        """Keep problems; the fields they name hold nothing that a rule may be checked on."""
+        for problem in problems:
+            self.problems.append(problem)
+            if problem.field:
+                self.doubtful.add(problem.field)
 
     def section(self, section: Section, node: Node) -> Any:
-        """Return the section's value, or None where something in it is wrong."""
+        """Return the section's value, with placeholders for what is wrong in it."""
         if not isinstance(node.value, dict):
             self._not_a_section(section, node)
-            return None
-        before = len(self.problems)
-        self._refuse_unknown(section, node.value)
+            return _placeholder(section)
+        has_unknown = self._refuse_unknown(section, node.value)
         values: dict[str, Any] = {}
         for name, part in section.parts.items():
             child = node.value.get(name)
+            if child is None and has_unknown:
+                self.doubtful.add(part.path)
             if isinstance(part, Leaf):
-                self._leaf(part, child, values, name)
-            elif part.is_optional and (child is None or child.value is None):
+                values[name] = self._leaf(part, child, node)
+            elif part.is_optional and (child is None or (child.value is None and not child.is_blank)):
                 values[name] = None
                 self.origins[part.path] = self._origin(child)
             else:
-                values[name] = self.section(part, child or Node({}, node.place))
-        return section.cls(**values) if len(self.problems) == before else None
+                values[name] = self.section(part, child or Node({}, self.file or "command line"))
+        return section.cls(**values)
 
-    def _leaf(self, leaf: Leaf, node: Node | None, values: dict[str, Any], name: str) -> None:
+    def _leaf(self, leaf: Leaf, node: Node | None, outer: Node) -> Any:
         if node is None and leaf.path == "precision.dtype" and self.file is None:
-            values[name] = COMMAND_LINE_DTYPE
             self.origins[leaf.path] = Origin("command-line default")
-        elif node is None and leaf.is_required:
-            self._missing(leaf)
-        elif node is None:
-            values[name] = leaf.default
-            self.origins[leaf.path] = Origin("default")
-        else:
-            self.origins[leaf.path] = self._origin(node)
-            try:
-                values[name] = self._resolved(leaf, check_leaf(leaf, node.plain()), node)
-            except ConfigError as error:
-                self._bad_value(leaf, node, error)
+            return COMMAND_LINE_DTYPE
+        if node is None and leaf.is_required:
+            self._missing(leaf, outer)
+            return _placeholder(leaf)
+        self.origins[leaf.path] = self._origin(node)
+        if node is None:
+            return leaf.default
+        try:
+            return self._resolved(leaf, check_leaf(leaf, node), node)
+        except ConfigError as error:
+            self._bad_value(leaf, node, error)
+            return _placeholder(leaf)
 
     def _bad_value(self, leaf: Leaf, node: Node, error: ConfigError) -> None:
         from foretune.contract.hints import unqualified
 
-        problem = error.problems[0]._replace(place=node.place)
+        problems = error.problems
         known = unqualified(leaf.path, node.value) if isinstance(node.value, str) else None
         if known is not None:
-            problem = problem._replace(message=known)
+            problems = (problems[0]._replace(message=known),)
             self.num_unsupported += 1
-        self.problems.append(problem)
+        self.refuse(problems)
 
     def _resolved(self, leaf: Leaf, value: Any, node: Node) -> Any:
         folder = self.folder if self._origin(node).source == "file" else ""
@@ -196,28 +244,43 @@ class _Walk:
         is_file = self.file is not None and node.place.startswith(f"{self.file}:")
         return Origin("file" if is_file else "command line", node.place)
 
-    def _missing(self, leaf: Leaf) -> None:
+    def _missing(self, leaf: Leaf, outer: Node) -> None:
+        from foretune.contract.hints import missing_hint
+
+        place = outer.place if self._origin(outer).source == "file" else self.file or "command line"
         message = f"{leaf.path} is missing; it must be {describe_type(leaf.type)}."
-        hint = "The format is never inferred: say it." if leaf.path == "precision.dtype" else None
-        self.problems.append(Problem(message, hint, self.file or "command line", leaf.path))
+        self.refuse([Problem(message, missing_hint(leaf), place, leaf.path)])
 
     def _not_a_section(self, section: Section, node: Node) -> None:
-        from foretune.contract.hints import section_hint
+        from foretune.contract.hints import blank_hint, section_hint
 
-        message = f"{section.path} is {echo(node.value)}, but it must be a group of settings."
-        self.problems.append(Problem(message, section_hint(section.path), node.place, section.path))
+        path = section.path
+        if section.is_optional and node.is_blank:
+            problem = Problem(f"{path} is blank, which may mean none or the defaults.", blank_hint(path))
+        else:
+            shown = "blank" if node.is_blank else echo(node.value)
+            problem = Problem(f"{path} is {shown}, but it must be a group of settings.", section_hint(path))
+        self.refuse([problem._replace(place=node.place, field=path)])
+        if isinstance(node.value, list):
+            self.refuse(unreadable_problems(node, path))
 
-    def _refuse_unknown(self, section: Section, given: dict[str, Node]) -> None:
-        for key, node in given.items():
-            if key in section.parts:
-                continue
-            path = f"{section.path}.{key}" if section.path else key
+    def _refuse_unknown(self, section: Section, given: dict[str, Node]) -> bool:
+        """Refuse the keys that are no settings. Returns whether there is any, here or among what was no key at all."""
+        unknown = [(key, node) for key, node in given.items() if key not in section.parts]
+        for index, (key, node) in enumerate(unknown):
+            path = join_path(section.path, key)
             hint = None
-            if len(self.problems) < MOST_PROBLEMS:
+            if index < MOST_PROBLEMS:
                 from foretune.contract.hints import key_hint
 
                 hint = key_hint(section, key)
-            self.problems.append(Problem(f"{echo(path)[1:-1]} is no setting.", hint, node.place, path))
+            self.refuse([Problem(f"{echo(path)[1:-1]} is no setting.", hint, node.place, path)])
+            self.refuse(unreadable_problems(node, path))
+        return bool(unknown) or any(self._is_unknown(section, path) for path in self.doubtful)
+
+    def _is_unknown(self, section: Section, path: str) -> bool:
+        outer, _, name = path.rpartition(".")
+        return outer == section.path and name not in section.parts
 
 
 def check_config(config: TrainingConfig) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 from foretune.contract.document import Node, plain_node, read_document
-from foretune.contract.scalars import BadScalar, Scalar, echo, read_plain
+from foretune.contract.scalars import BadScalar, Scalar, Unreadable, echo, read_plain
 from foretune.errors import ConfigError, Problem
 
 __all__ = ["Method", "Override", "apply_method", "apply_overrides", "parse_override", "read_value"]
@@ -29,17 +29,24 @@ class Override(NamedTuple):
 def parse_override(text: str, *, place: str = "--set") -> Override:
     """Read `lora.rank=8`. Raises ConfigError for a missing `=`, an empty value and a value that is not YAML.
 
+    A value that no setting can hold (`.nan`) is refused with the others when the settings are checked.
+
     >>> parse_override("optimizer.learning_rate=1e-4").value
     0.0001
     """
     key, equals, value = text.partition("=")
     key = key.strip()
     if not equals or not key:
-        raise ConfigError(f"{echo(text)} is not key=value.", hint="Write for example lora.rank=8.", place=place)
+        raise ConfigError(
+            f"{echo(text)} is not key=value.", hint="Write for example lora.rank=8.", place=place, field=key or None
+        )
     if not value.strip():
         hint = f"Write {key}=null for none." if key.isprintable() else None
-        raise ConfigError(f"{echo(key)} has no value.", hint=hint, place=place)
-    return Override(key, read_value(value.strip(), place=f"{place} {_shown(key)}"), place)
+        raise ConfigError(f"{echo(key)} has no value.", hint=hint, place=place, field=key)
+    try:
+        return Override(key, read_value(value.strip(), place=f"{place} {_shown(key)}"), place)
+    except ConfigError as error:
+        raise ConfigError.of([problem._replace(field=key) for problem in error.problems]) from error
 
 
 def _shown(key: str) -> str:
@@ -47,22 +54,31 @@ def _shown(key: str) -> str:
 
 
 def read_value(text: str, *, place: str = "--set") -> Any:
-    """Read one YAML value from the command line. Text that starts like no YAML structure is taken as it stands."""
+    """Read one YAML value from the command line. Text that starts like no YAML structure is taken as it stands.
+
+    What no setting can hold comes back as `Unreadable`. Raises ConfigError for text that is not YAML.
+    """
+    if text[:1] not in _STRUCTURED:
+        return _plain(text)
+    if re.fullmatch(_SIMPLE_QUOTED, text):
+        return text[1:-1]
+    if re.fullmatch(_SIMPLE_LIST, text):
+        return [_item(item) for item in re.findall(_ITEM, text[1:-1])]
+    document = read_document(text, place)
+    if document.problems:
+        raise ConfigError.of(document.problems)
+    return None if document.root is None else document.root.plain()
+
+
+def _item(text: str) -> Scalar | Unreadable:
+    return text[1:-1] if text[0] in "'\"" else _plain(text)
+
+
+def _plain(text: str) -> Scalar | Unreadable:
     try:
-        if text[:1] not in _STRUCTURED:
-            return read_plain(text)
-        if re.fullmatch(_SIMPLE_QUOTED, text):
-            return text[1:-1]
-        if re.fullmatch(_SIMPLE_LIST, text):
-            return [_item(item) for item in re.findall(_ITEM, text[1:-1])]
+        return read_plain(text)
     except BadScalar as error:
-        raise ConfigError(str(error), place=place) from error
-    node = read_document(text, place)
-    return None if node is None else node.plain()
-
-
-def _item(text: str) -> Scalar:
-    return text[1:-1] if text[0] in "'\"" else read_plain(text)
+        return Unreadable.of(error)
 
 
 def apply_overrides(root: Node, overrides: Iterable[str | Override]) -> tuple[Node, list[Problem]]:
@@ -127,6 +143,8 @@ def apply_method(root: Node, method: str, *, place: str = "--method") -> tuple[N
     problems = []
     for name, wanted in (("lora", method != "full"), ("quantization", method == "qlora")):
         given = _given(root, name)
+        if given is not None and given.is_blank:
+            continue  # What it means is asked where the settings are checked.
         is_on = given is not None and given.value is not None
         if given is not None and is_on != wanted:
             problems.append(_contradiction(method, name, given, place, wanted=wanted))
@@ -143,8 +161,10 @@ def _given(root: Node, name: str) -> Node | None:
 def _contradiction(method: str, name: str, given: Node, place: str, *, wanted: bool) -> Problem:
     need = f"needs {name}" if wanted else f"takes no {name}"
     found = f"{name} is {'null' if given.value is None else 'given'} at {given.place}"
+    is_flag = given.place.startswith("--")
+    remove = f"Remove {given.place}" if is_flag else f"Remove {name} (or --set {name}=null)"
     if wanted:
-        hint = f"Remove {name}: null, or choose another method."
+        hint = f"{f'Remove {given.place}' if is_flag else f'Remove {name}: null'}, or choose another --method."
     else:
-        hint = f"Set {name}=null, or choose {'qlora' if method == 'lora' else 'lora or qlora'}."
+        hint = f"{remove}, or choose --method {'qlora' if method == 'lora' else 'lora or qlora'}."
     return Problem(f"--method {method} {need}, but {found}.", hint, place, name)

@@ -3,7 +3,7 @@
 A rule speaks of what is asked for; whether this machine can do it (bfloat16 on this card) is checked before a run.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 from foretune.contract.config import TrainingConfig
@@ -32,19 +32,30 @@ class Rule(NamedTuple):
     """The request makes sense, but foretune is not qualified for it (UnsupportedError)."""
 
 
-def broken_rules(config: TrainingConfig) -> list[tuple[Rule, Violation]]:
-    """Return every rule that the configuration breaks, with the reason."""
-    found = [(rule, rule.check(config)) for rule in RULES]
+def broken_rules(config: TrainingConfig, *, doubtful: Collection[str] = ()) -> list[tuple[Rule, Violation]]:
+    """Return every rule that the configuration breaks, with the reason.
+
+    `doubtful` are fields and sections whose value nobody can tell yet; a rule that reads one of them is not checked.
+    """
+    found = [(rule, rule.check(config)) for rule in RULES if not _reads(rule, doubtful)]
     return [(rule, violation) for rule, violation in found if violation is not None]
 
 
-def rule_problems(config: TrainingConfig, places: Mapping[str, str | None]) -> list[tuple[Problem, bool]]:
+def _reads(rule: Rule, doubtful: Collection[str]) -> bool:
+    """Whether a field of the rule, or the section that holds it, is among them."""
+    return any(field in doubtful or field.partition(".")[0] in doubtful for field in rule.fields)
+
+
+def rule_problems(
+    config: TrainingConfig, places: Mapping[str, str | None], doubtful: Collection[str] = ()
+) -> list[tuple[Problem, bool]]:
     """Return a problem for each broken rule, at the first of its fields that somebody wrote.
 
-    `places` gives the place of each dotted field. The flag says that the problem is one of qualification.
+    `places` gives the place of each dotted field. The flag says that the problem is one of qualification. `doubtful`
+    is as in `broken_rules`.
     """
     problems = []
-    for rule, violation in broken_rules(config):
+    for rule, violation in broken_rules(config, doubtful=doubtful):
         written = [place for place in map(places.get, rule.fields) if place is not None]
         problem = Problem(violation.message, violation.hint, written[0] if written else None, rule.fields[0])
         problems.append((problem, rule.is_about_qualification))
@@ -90,14 +101,14 @@ def _cpu_dtype(config: TrainingConfig) -> Violation | None:
     if config.device != "cpu" or config.precision.dtype == "fp32":
         return None
     message = f"device is cpu, but precision.dtype is {config.precision.dtype}; on a CPU only fp32 is trained."
-    return Violation(message, "Set precision.dtype: fp32.")
+    return Violation(message, "Set precision.dtype: fp32 (--dtype fp32).")
 
 
 def _cpu_quantization(config: TrainingConfig) -> Violation | None:
     if config.device != "cpu" or config.quantization is None:
         return None
     message = f"device is cpu, but quantization is {config.quantization.scheme}, which is trained on CUDA only."
-    return Violation(message, "Set quantization: null, or device: cuda.")
+    return Violation(message, "Set quantization: null (or --method lora), or device: cuda.")
 
 
 def _cuda_only(field: str, value: str, wanted: str) -> Violation:
@@ -131,14 +142,14 @@ def _full_fp16(config: TrainingConfig) -> Violation | None:
     message = (
         "precision.dtype is fp16 and lora is null: weights that are trained in fp16 lose small updates and overflow."
     )
-    return Violation(message, "Set precision.dtype: bf16 or fp32, or train adapters (lora: {}).")
+    return Violation(message, "Set precision.dtype: bf16 or fp32, or train adapters (lora: {} or --method lora).")
 
 
 def _quantized_needs_lora(config: TrainingConfig) -> Violation | None:
     if config.quantization is None or config.lora is not None:
         return None
     message = f"quantization is {config.quantization.scheme} and lora is null: quantized weights are not trainable."
-    return Violation(message, "Train adapters (lora: {}), or set quantization: null.")
+    return Violation(message, "Train adapters (lora: {} or --method qlora), or set quantization: null.")
 
 
 def _int8_options(config: TrainingConfig) -> Violation | None:
@@ -160,7 +171,7 @@ def _adapter_dtype_needs_lora(config: TrainingConfig) -> Violation | None:
     if config.lora is not None or config.precision.adapter_dtype == "fp32":
         return None
     message = f"precision.adapter_dtype is {config.precision.adapter_dtype}, but lora is null: there are no adapters."
-    return Violation(message, "Remove precision.adapter_dtype, or train adapters (lora: {}).")
+    return Violation(message, "Remove precision.adapter_dtype, or train adapters (lora: {} or --method lora).")
 
 
 def _adapter_fp16(config: TrainingConfig) -> Violation | None:
@@ -386,11 +397,16 @@ RULES: tuple[Rule, ...] = (
     Rule("other-rows", ("evaluation.data", "data.train"), "evaluation rows are not the training rows", _other_rows),
     Rule(
         "evaluation-cadence",
-        ("evaluation.every_updates",),
+        ("evaluation.every_updates", "evaluation.data", "evaluation.split"),
         "`evaluation.every_updates` needs rows to evaluate on",
         _evaluation_cadence,
     ),
-    Rule("keep", ("checkpoint.keep",), "`checkpoint.keep` above 1 needs a cadence", _keep),
+    Rule(
+        "keep",
+        ("checkpoint.keep", "checkpoint.every_updates", "checkpoint.every_minutes"),
+        "`checkpoint.keep` above 1 needs a cadence",
+        _keep,
+    ),
     Rule("revision", ("model.revision", "model.id"), "a path has no revision", _revision),
 )
 """Every rule. A new one goes here and nowhere else."""

@@ -8,8 +8,11 @@ Patterns are compiled when first used (`re` keeps them): a start that reads no n
 """
 
 import re
+from typing import Self
 
-__all__ = ["BadScalar", "Scalar", "echo", "read_plain"]
+from foretune.values import Value
+
+__all__ = ["BadScalar", "Scalar", "Unreadable", "echo", "read_plain"]
 
 Scalar = str | int | float | bool | None
 
@@ -31,7 +34,30 @@ _NUMBER = (
 
 
 class BadScalar(ValueError):
-    """A scalar that no setting can hold; the text says why and what to write."""
+    """A scalar that no setting can hold: how it is shown, why (`is not a finite number`), and what to write."""
+
+    def __init__(self, shown: str, reason: str, hint: str) -> None:
+        super().__init__(f"{shown} {reason}.")
+        self.shown, self.reason, self.hint = shown, reason, hint
+
+
+class Unreadable(Value, frozen=True, kw_only=True):
+    """Stands where no value could be read, until a check knows the field and reports it beside all else."""
+
+    shown: str
+    reason: str
+    """What follows "which", as in `is not a finite number`."""
+    hint: str
+    place: str | None = None
+    """None: that of its node."""
+
+    @classmethod
+    def of(cls, error: BadScalar, place: str | None = None) -> Self:
+        """Keep what `read_plain` refused."""
+        return cls(shown=error.shown, reason=error.reason, hint=error.hint, place=place)
+
+
+_NUMBER_OR_TEXT = "Write a smaller number, or put text in quotes."
 
 
 def read_plain(text: str) -> Scalar:
@@ -45,24 +71,24 @@ def read_plain(text: str) -> Scalar:
     if text[0] not in _NUMERIC_START:
         return text
     if text in _NOT_FINITE or text in _NAN:
-        raise BadScalar(f"{text} is not a finite number.")
+        raise BadScalar(text, "is not a finite number", "Write a finite number, or put text in quotes.")
     match = re.fullmatch(_NUMBER, text)
     return text if match is None else _number(text, match.lastgroup)
 
 
 def _number(text: str, kind: str | None) -> int | float:
     if kind == "date":
-        raise BadScalar(f"{echo(text)} is a date to some readers of YAML and text to others. Put it in quotes.")
+        raise BadScalar(echo(text), "is a date to some readers of YAML and text to others", "Put it in quotes.")
     if kind == "float":
         value = float(text)
         if value in (float("inf"), float("-inf")):
-            raise BadScalar(f"{echo(text)} is too large for a number.")
+            raise BadScalar(echo(text)[1:-1], "is too large for a number", _NUMBER_OR_TEXT)
         return value
     if len(text) > 70:
-        raise BadScalar(f"{echo(text)} is too large for a whole number.")
+        raise BadScalar(echo(text)[1:-1], "is too large for a whole number (below 2^63)", _NUMBER_OR_TEXT)
     number = int(text, {"oct": 8, "hex": 16}.get(kind or "", 10)) if kind != "oct" else int(text[2:], 8)
     if not -(1 << 63) <= number < 1 << 63:
-        raise BadScalar(f"{echo(text)} is too large for a whole number (below 2^63).")
+        raise BadScalar(text, "is too large for a whole number (below 2^63)", _NUMBER_OR_TEXT)
     return number
 
 
@@ -74,6 +100,8 @@ def echo(value: object) -> str:
     """
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, Unreadable):
+        return value.shown
     if isinstance(value, dict):
         return "a mapping"
     if isinstance(value, (list, tuple)):
