@@ -11,7 +11,7 @@ from foretune.memory.figures import kernels_of
 from foretune.memory.program import record_tape
 from foretune.memory.stack import FORETUNE, StackProfile
 from foretune.memory.tape import Tape
-from foretune.memory.templates import Recording, Units
+from foretune.memory.templates import Recording, StandIns
 from foretune.models import ModelShape, resolve_targets, shape_from_config
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -68,11 +68,11 @@ def device_for(run: dict[str, Any]) -> DeviceSpec:
 
 def all_layers(
     config: TrainingConfig, shape: ModelShape, device: DeviceSpec | None = None, stack: StackProfile = FORETUNE
-) -> tuple[Tape, Units]:
+) -> tuple[Tape, StandIns]:
     """Record every layer, without templates."""
     adapted = () if config.lora is None else resolve_targets(shape, config.lora.targets)
-    units = Units(shape.num_layers, tuple((i,) for i in range(shape.num_layers)))
-    return record_tape(config, shape, stack, kernels_of(device, stack), adapted, units), units
+    stand_ins = StandIns.all_of(shape.num_layers)
+    return record_tape(config, shape, stack.on(device), kernels_of(device, stack), adapted, stand_ins), stand_ins
 
 
 def templated(config: TrainingConfig, shape: ModelShape, device: DeviceSpec | None = None) -> Recording:

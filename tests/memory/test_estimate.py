@@ -203,7 +203,10 @@ def test_case_018_without_checkpointing_the_first_change_proposed_is_checkpointi
     device = DeviceSpec(name="8 GiB", total_bytes=8 * GIB, total_is="given")
     fit = assess_fit(answer, request, shape, device)
     assert fit.verdict == "does not fit"
-    assert fit.changes[0].settings == ("gradient_checkpointing=true",)
+    assert fit.changes[0].settings == ("gradient_checkpointing=true", "loss=chunked")
+    assert fit.changes[0].verdict == "tight"
+    assert fit.changes[1].verdict == "fits"
+    assert fit.changes[2].settings == ("gradient_checkpointing=true",)
     with_it = estimate_memory(request.with_(gradient_checkpointing=True), shape)
     kept = {name: {c.name: c.num_bytes for c in e.components} for name, e in (("off", answer), ("on", with_it))}
     assert kept["off"]["activations"] > 3 * kept["on"]["activations"]
@@ -317,3 +320,91 @@ def test_any_valid_input_is_answered_soon(changes: dict[str, Any]) -> None:
     start = time.process_time()
     estimate_memory(request, shape)
     assert time.process_time() - start < 5  # the ratio is in benchmarks/; this only catches a runaway
+
+
+def gib(size: float) -> DeviceSpec:
+    return DeviceSpec(name=f"{size} GiB", total_bytes=int(size * GIB), total_is="given")
+
+
+def test_tight_says_whether_margins_or_the_allocator_are_to_blame() -> None:
+    shape = resolve_model("Qwen/Qwen2.5-0.5B", offline=True)
+    by_margin = config("qlora", batch=batch(1, 512))
+    answer = estimate_memory(by_margin, shape)
+    fit = assess_fit(answer, by_margin, shape, gib((answer.need_bytes - 100 * MIB) / GIB))
+    assert fit.verdict == "tight"
+    assert "To be sure, 100.0 MiB more must be free" in fit.because
+    assert all(change.need_bytes < answer.need_bytes for change in fit.changes)
+    assert fit.changes[0].verdict == "fits"
+
+    by_cache = config(batch=batch(1, 40_000))
+    answer = estimate_memory(by_cache, shape)
+    fit = assess_fit(answer, by_cache, shape, gib(80))
+    assert fit.verdict == "tight"
+    assert "empties its cache" in fit.because
+
+
+def test_what_a_box_says_is_not_all_there() -> None:
+    card = find_device("Tesla P40")
+    assert card.total_is == "marketing"
+    request = config(precision={"dtype": "fp16"})
+    answer = estimate_memory(request, SHAPE, card)
+    for share, verdict in ((0.92, "fits"), (0.94, "tight"), (0.99, "tight")):
+        sized = card.with_(total_bytes=int(answer.need_bytes / share))
+        assert assess_fit(answer, request, SHAPE, sized).verdict == verdict
+
+
+@pytest.mark.parametrize(("name", "num_bytes"), [("H100 SXM", 32 * MIB), ("RTX 4090", 8_519_680)])
+def test_cublas_workspaces_are_those_of_the_device(name: str, num_bytes: int) -> None:
+    shape = resolve_model("meta-llama/Llama-3.2-1B", offline=True)
+    sums = {c.name: c.num_bytes for c in estimate_memory(config(), shape, find_device(name)).components}
+    assert sums["workspaces"] >= 2 * num_bytes
+    assert sums["workspaces"] < 2 * num_bytes + 20 * MIB
+
+
+def test_only_a_t4_has_the_context_of_a_t4() -> None:
+    other = find_device("T4").with_(name="NVIDIA T400 4GB")
+    assert estimate_memory(config(precision={"dtype": "fp16"}), SHAPE, other).context.basis.startswith("not measured")
+
+
+def test_heads_that_cannot_be_shared_evenly_are_refused() -> None:
+    shape = shape_of(SMALL, num_attention_heads=4, num_key_value_heads=3)
+    with pytest.raises(UnsupportedError, match="4 heads cannot share 3 key/value heads"):
+        estimate_memory(config(), shape)
+
+
+def test_falcon_with_biases_is_not_quantized_since_it_could_not_run() -> None:
+    raw = {"hidden_size": 128, "num_attention_heads": 2, "num_hidden_layers": 2, "vocab_size": 512, "bias": True}
+    shape = shape_of({"model_type": "falcon", **raw})
+    with pytest.raises(UnsupportedError, match="in place"):
+        estimate_memory(config("qlora"), shape)
+    assert estimate_memory(config("lora"), shape).allocated_bytes > 0
+
+
+def test_gemma_2_refuses_sdpa_even_where_its_scores_are_not_capped() -> None:
+    shape = shape_of(SMALL, model_type="gemma2", attn_logit_softcapping=None)
+    with pytest.raises(UnsupportedError, match="eager"):
+        estimate_memory(config(), shape)
+
+
+@pytest.mark.parametrize(
+    ("changes", "tokens", "kernel"),
+    [
+        ({"head_dim": 64}, 64, "sdpa: flash"),
+        ({"head_dim": 264}, 64, "sdpa: memory-efficient"),
+        ({"model_type": "mistral", "sliding_window": 32}, 64, "sdpa: memory-efficient"),
+        ({"model_type": "mistral", "sliding_window": 32}, 16, "sdpa: flash"),
+    ],
+)
+def test_attention_kernel_is_the_one_that_runs(changes: dict[str, Any], tokens: int, kernel: str) -> None:
+    """Wide grouped heads are repeated, and a window shorter than the rows needs a mask: neither can use flash."""
+    shape = shape_of(SMALL, **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, **changes})
+    assert estimate_memory(config(batch=batch(1, tokens)), shape).attention_kernel == kernel
+
+
+def test_an_extrapolated_need_has_a_wider_margin() -> None:
+    deep = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
+    long = config(batch=batch(1, 32_768, accumulation_steps=4), loss="chunked")
+    shape = shape_of(deep, num_hidden_layers=512, vocab_size=512)
+    answer = estimate_memory(long, shape)
+    assert "extrapolated" in answer.safety_margin_basis
+    assert answer.safety_margin_bytes == answer.reserved_bytes * 6 // 100 + 64 * MIB

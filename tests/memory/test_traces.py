@@ -67,3 +67,45 @@ def test_templates_emit_what_recording_every_layer_does(row: dict[str, Any], lay
     short = templated(config, shape, device)
     assert short.expand() == whole.expand()
     assert short.requested_peak() == whole.requested_peak()
+
+
+IRREGULAR: list[tuple[str, str]] = [
+    ("qwen3", "SFFFSFFFFSSSSS"),
+    ("qwen2", "FFSFSSSFFFSFSFFFSSFS"),
+    ("gemma3_text", "SSSSSFSSSSSFSSSSSFSSSSSFSS"),
+    ("gemma2", "SFSFSFSFSFSFSFSFSFSFSFSFSF"),
+    ("smollm3", "FFFNFFFNFFFNFFNNNFNF"),
+    ("olmo2", "F" * 26),
+]
+
+
+@pytest.mark.parametrize("method", ["full", "qlora"])
+@pytest.mark.parametrize(("model_type", "kinds"), IRREGULAR)
+def test_a_layer_stands_only_for_layers_between_the_same_neighbours(model_type: str, kinds: str, method: str) -> None:
+    """S: sliding window, F: full attention, N: no rotary embedding. Clipped: one tensor holds the norms of all."""
+    from foretune.contract import build_config
+    from foretune.memory.templates import Recording
+    from foretune.models import shape_from_config
+
+    raw = {
+        "model_type": model_type,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "vocab_size": 512,
+        "num_hidden_layers": len(kinds),
+        "sliding_window": 8,
+    }
+    if model_type == "smollm3":
+        raw["no_rope_layers"] = [int(kind != "N") for kind in kinds]
+    elif model_type != "olmo2":
+        raw["layer_types"] = ["sliding_attention" if kind == "S" else "full_attention" for kind in kinds]
+    shape = shape_from_config(raw, id="a/model", source="file")
+    overrides = ["batch.accumulation_steps=3", "batch.sequence_length=64", "attention=eager"]
+    config = build_config({"model.id": "a/model"}, overrides=overrides, method=method).config
+    short, whole = templated(config, shape), Recording.of(*all_layers(config, shape))
+    assert short.expand() == whole.expand()
+    assert short.walk() == whole.walk()
+    assert len(short.stand_ins.recorded) < len(kinds)

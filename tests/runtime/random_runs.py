@@ -40,7 +40,8 @@ def random_run(seed: int) -> Run:
     model = _model(draw)
     family = model["model_type"]
     method = draw.choice(["full", "lora", "qlora"])
-    if family == "gpt2" and method == "qlora":
+    is_refused = family == "gpt2" or (family == "falcon" and model["bias"])
+    if is_refused and method == "qlora":
         method = "lora"
     attention = "eager" if family == "gemma2" or (family != "falcon" and draw.random() < 0.25) else "sdpa"
     lengths = [64, 128, 333, 512, 1000, 1024, 2048, 4096]
@@ -68,7 +69,9 @@ def random_run(seed: int) -> Run:
 
 
 def _device(draw: random.Random) -> DeviceSpec:
-    capability, platform = draw.choice([("8.9", "linux"), ("8.0", "linux"), ("8.6", "windows"), ("7.5", "linux")])
+    capability, platform = draw.choice(
+        [("9.0", "linux"), ("8.9", "linux"), ("8.0", "linux"), ("8.6", "windows"), ("7.5", "linux")]
+    )
     return DeviceSpec(
         name="test", total_bytes=1 << 40, total_is="given", compute_capability=capability, platform=platform
     )

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from foretune.cli.request import FLAGS
 from foretune.cli.terminal import Heading, Terminal, escape, table, wrapped
 from foretune.units import format_bytes
 
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from foretune.contract import Origin, TrainingConfig
     from foretune.memory import Change, Component
 
-__all__ = ["draw_estimate"]
+__all__ = ["draw_estimate", "flags_of"]
 
 BAR_WIDTH = 24
 _PAINTS = {"fits": "green", "tight": "yellow", "does not fit": "red", "unknown": "yellow"}
@@ -39,7 +40,7 @@ def draw_estimate(
     yield from _headline(answer, needed, terminal)
     yield from _request(answer.config, needed, terminal)
     if answer.fit is not None:
-        yield from _advice(answer.fit, terminal)
+        yield from _advice(answer.fit, needed.method, terminal, has_file=title is not None)
     yield ""
     yield from _components(needed, terminal)
     yield ""
@@ -71,7 +72,8 @@ def _headline(answer: "EstimateAnswer", needed: "MemoryEstimate", terminal: Term
         return wrapped(f"Needs {need} {basis}.", terminal)
     verdict = fit.verdict[0].upper() + fit.verdict[1:]
     budget = format_bytes(fit.budget_bytes) + (" free now" if fit.budget_is == "free now" else "")
-    lines = wrapped(f"{verdict}: needs {need} of {budget} on {escape(fit.device.name)} {basis}.", terminal)
+    needs = "may run; to be sure it needs" if fit.verdict == "tight" else "needs"
+    lines = wrapped(f"{verdict}: {needs} {need} of {budget} on {escape(fit.device.name)} {basis}.", terminal)
     paint = _PAINTS[fit.verdict]
     return [terminal.paint(verdict, "bold", paint) + lines[0][len(verdict) :], *lines[1:]]  # type: ignore[arg-type]
 
@@ -88,20 +90,36 @@ def _request(config: "TrainingConfig", needed: "MemoryEstimate", terminal: Termi
     return wrapped(f"{escape(needed.model)}: {', '.join(parts)}.", terminal)
 
 
-def _advice(fit: "Fit", terminal: Terminal) -> Iterator[str]:
+def _advice(fit: "Fit", method: str, terminal: Terminal, *, has_file: bool) -> Iterator[str]:
     if fit.verdict != "fits":
         yield from wrapped(escape(fit.because), terminal)
     if fit.changes:
         yield ""
         yield terminal.paint("Nearest changes (re-estimated)", "bold")
         for change in fit.changes[:_NUM_CHANGES]:
-            yield from _change(change, terminal)
+            flags = " ".join(flags_of(change, method, has_file=has_file))
+            text = f"{change.label}: needs {format_bytes(change.need_bytes)}, {change.verdict} ({flags})"
+            yield from wrapped(text, terminal, indent="  ", bullet="- ")
 
 
-def _change(change: "Change", terminal: Terminal) -> list[str]:
-    settings = " ".join(f"--set {setting}" for setting in change.settings)
-    text = f"{change.label}: needs {format_bytes(change.need_bytes)}, {change.verdict} ({settings})"
-    return wrapped(text, terminal, indent="  ", bullet="- ")
+def flags_of(change: "Change", method: str, *, has_file: bool) -> list[str]:
+    """Write a change as flags that can be put behind the command: a later flag takes an earlier one's place.
+
+    Of two `--set` of one field the user must keep one. A method comes as a flag, with its defaults, except beside a
+    file, which may say otherwise.
+    """
+    short = {path: flag for flag, path in FLAGS.values()}
+    is_method = change.method != method and not has_file
+    flags = [f"--method {change.method}"] if is_method else []
+    for setting in change.settings:
+        path, _, value = setting.partition("=")
+        if is_method and path.startswith(("lora.", "quantization.")):
+            continue
+        if path == "gradient_checkpointing":
+            flags.append("--gradient-checkpointing")
+        else:
+            flags.append(f"{short[path]} {value}" if path in short else f"--set {setting}")
+    return flags
 
 
 def _components(needed: "MemoryEstimate", terminal: Terminal) -> Iterator[str]:
@@ -156,7 +174,7 @@ def _phases(needed: "MemoryEstimate", terminal: Terminal) -> list[str]:
 def _host(needed: "MemoryEstimate", terminal: Terminal) -> list[str]:
     host = needed.host
     text = (
-        f"Host ({needed.kind}): {format_bytes(host.ram_load_bytes)} RAM while loading, "
+        f"Host (estimated): {format_bytes(host.ram_load_bytes)} RAM while loading, "
         f"{format_bytes(host.ram_save_bytes)} while saving; download {format_bytes(host.download_bytes)}; "
         f"result {format_bytes(host.artifact_bytes)}, {format_bytes(host.disk_bytes)} of disk to save it."
     )

@@ -90,7 +90,7 @@ def _key(override: str | Override) -> str:
 def with_default_attention(loaded: LoadedConfig, shape: ModelShape, *, has_file: bool) -> LoadedConfig:
     """Return the configuration with Transformers' own choice where nobody chose: eager where scores are capped."""
     is_open = loaded.origins["attention"].source == "default" and not has_file
-    if shape.traits.attention_softcap is None or not is_open:
+    if not shape.refuses_sdpa or not is_open:
         return loaded
     origins = {**loaded.origins, "attention": Origin("command-line default", EAGER)}
     return LoadedConfig(loaded.config.with_(attention="eager"), origins)

@@ -132,6 +132,8 @@ class Change(Value, frozen=True, kw_only=True):
     label: str
     settings: tuple[str, ...]
     """As `--set` takes them."""
+    method: Literal["full", "lora", "qlora"]
+    """The method with these settings."""
     need_bytes: Bytes
     allocated_bytes: Bytes
     verdict: Verdict
@@ -149,4 +151,4 @@ class Fit(Value, frozen=True, kw_only=True):
     """Budget minus need; negative where it does not fit."""
     because: str
     changes: tuple[Change, ...] = ()
-    """The nearest changes, re-estimated, where the answer is no."""
+    """The nearest changes, re-estimated, where the answer is not yes."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 from foretune.memory import ops
-from foretune.memory.kernels import AttentionKernels, flash_width
+from foretune.memory.kernels import FLASH_MAX_WIDTH, AttentionKernels, flash_width
 from foretune.memory.layout import numel
 from foretune.memory.ops import (
     add,
@@ -384,11 +384,13 @@ def _lower_triangle(x: Tensor) -> Tensor:
 def sdpa_attention(
     kernels: AttentionKernels, groups: int, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, None]:
-    """sdpa_attention_forward (integrations/sdpa_attention.py): with a mask, keys and values are repeated first."""
-    if mask is not None:
+    """sdpa_attention_forward (integrations/sdpa_attention.py): keys and values are repeated first with a mask, and for
+    heads that are too wide for the flash kernel."""
+    is_repeated = mask is not None or key.shape[-1] > FLASH_MAX_WIDTH
+    if is_repeated:
         key = repeat_heads(key, groups)
         value = repeat_heads(value, groups)
-    is_grouped = groups > 1 and mask is None
+    is_grouped = groups > 1 and not is_repeated
     if kernels.repeats_heads and is_grouped:
         key, value = ops.repeat_interleave(key, groups), ops.repeat_interleave(value, groups)
     attn_output = scaled_dot_product_attention(kernels, query, key, value, mask, is_grouped=is_grouped)

@@ -98,7 +98,7 @@ class Decoder:
         tables = self.position_tables(hidden_states, position_ids)
         for i, layer in enumerate(self.layers):
             step = layer.checkpointed if run.is_checkpointed else layer.forward
-            tape.segment("forward", run.unit_of(i))
+            tape.segment("forward", i)
             keywords = {
                 "attention_mask": masks[layer.mask_kind],
                 "position_embeddings": tables[layer.table_kind],
@@ -156,22 +156,19 @@ class RunOptions:
         embeddings_want_grad: bool,
         keeps_cache: bool,
         passes_mask: bool,
-        unit_of: Callable[[int], int],
     ) -> None:
         self.micro_batch_size, self.sequence_length = micro_batch_size, sequence_length
         self.attention, self.is_checkpointed = attention, is_checkpointed
         self.embeddings_want_grad, self.keeps_cache, self.passes_mask = embeddings_want_grad, keeps_cache, passes_mask
-        self.unit_of = unit_of
         self.padding: Tensor | None = None
 
     def end_layer(self, index: int) -> None:
         """Note where a layer's graph ends, so that backward's events are cut at the same place."""
         tape = current()
-        unit = self.unit_of(index)
-        if unit == len(tape.layer_ends):
+        if index == len(tape.layer_ends):
             tape.layer_ends.append(tape.next_sequence)
         else:
-            tape.layer_ends[unit] = tape.next_sequence
+            tape.layer_ends[index] = tape.next_sequence
 
     def causal_mask(self, inputs_embeds: Tensor, window: int | None, *, can_skip: bool = True) -> Tensor | None:
         """create_causal_mask and create_sliding_window_causal_mask (transformers/masking_utils.py)."""

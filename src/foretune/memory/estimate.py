@@ -12,9 +12,8 @@ from foretune.memory.stack import FORETUNE, StackProfile
 from foretune.memory.templates import Recording, Walk
 from foretune.models import ModelShape
 
-__all__ = ["estimate_memory", "record", "requested_bytes"]
+__all__ = ["estimate_memory", "estimate_recorded", "record", "requested_bytes"]
 
-EXTRAPOLATED = "So long a program is replayed with fewer layers; what the allocator adds is extrapolated."
 MAX_BYTES = 1 << 60
 MAX_EVENTS = 280_000
 """Longer programs are replayed with fewer layers; their requests are walked at full depth."""
@@ -30,10 +29,17 @@ def estimate_memory(
     beyond 2^60 bytes.
     """
     recording, facts = record(config, shape, device, stack)
+    return estimate_recorded(recording, facts, device, stack)
+
+
+def estimate_recorded(
+    recording: Recording, facts: Facts, device: DeviceSpec | None, stack: StackProfile
+) -> MemoryEstimate:
+    """Replay what `record` returned. Raises ConfigError beyond 2^60 bytes."""
     requested = recording.requested_peak()
     if requested > MAX_BYTES:
         raise ConfigError(
-            f"{shape.id} with these settings needs more than 2^60 bytes, beyond any device.",
+            f"{facts.shape.id} with these settings needs more than 2^60 bytes, beyond any device.",
             hint="Check batch.micro_batch_size, batch.sequence_length and the model's sizes.",
         )
     figures, is_extrapolated = _figures(recording)
@@ -44,7 +50,7 @@ def estimate_memory(
         device,
         stack,
         requested_bytes=requested,
-        assumptions=(EXTRAPOLATED,) if is_extrapolated else (),
+        is_extrapolated=is_extrapolated,
     )
 
 
@@ -53,6 +59,7 @@ def record(
 ) -> tuple[Recording, Facts]:
     """Record the program after checking that there is one; returns it with the counts it was made from."""
     require_program(config, shape, stack)
+    stack = stack.on(device)
     if device is not None:
         require_device(config, device)
     facts = facts_of(config, shape)
@@ -68,13 +75,13 @@ def requested_bytes(
 
 def _figures(recording: Recording) -> tuple[Figures, bool]:
     """Replay the program; one that is too long is replayed with fewer layers and continued by its walk."""
-    if recording.num_events <= MAX_EVENTS or recording.units.total == len(recording.units.recorded):
+    if recording.num_events <= MAX_EVENTS:
         return figures_of(recording.expand()), False
-    half = _with_events(recording, MAX_EVENTS // 2)
-    third = _with_events(recording, MAX_EVENTS // 3)
-    half = half.with_total(max(half.units.total, third.units.total + 1))
+    half, third = recording.shortened(MAX_EVENTS // 2), recording.shortened(MAX_EVENTS // 3)
+    if not third.num_layers < half.num_layers < recording.num_layers:
+        return figures_of(recording.expand()), False  # its layers have too little in common
     figures, gap = figures_of(half.expand()), _gap(third)
-    depth, deeper = half.units.total - third.units.total, recording.units.total - half.units.total
+    depth, deeper = half.num_layers - third.num_layers, recording.num_layers - half.num_layers
     gap_at_depth = max(_gap_of(figures) + (_gap_of(figures) - gap) * deeper // depth, 0)
     return _continued(figures, half.walk(), recording.walk(), gap_at_depth), True
 
@@ -86,14 +93,6 @@ def _gap(recording: Recording) -> int:
 def _gap_of(figures: Figures) -> int:
     """What the allocator holds beyond what is allocated."""
     return figures.reserved - figures.allocated
-
-
-def _with_events(recording: Recording, num_events: int) -> Recording:
-    """The same program with as many units as `num_events` events allow, at least one more than are recorded."""
-    fewest = len(recording.units.recorded) + 1
-    base = recording.with_total(fewest).num_events
-    each = recording.with_total(fewest + 1).num_events - base
-    return recording.with_total(fewest + max(num_events - base, 0) // each)
 
 
 def _continued(replayed: Figures, shallow: Walk, deep: Walk, gap: int) -> Figures:

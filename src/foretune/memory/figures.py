@@ -10,13 +10,14 @@ from foretune.devices import DeviceSpec
 from foretune.memory.allocator import Program, Replay, replay
 from foretune.memory.answer import MemoryEstimate, PhaseMemory
 from foretune.memory.components import Facts, components_at, describe_components
-from foretune.memory.kernels import MAX_MICROSTEPS, AttentionKernels
+from foretune.memory.kernels import FLASH_MAX_WIDTH, MAX_MICROSTEPS, AttentionKernels
 from foretune.memory.overhead import context_bytes, host_need, safety_margin
 from foretune.memory.stack import StackProfile
 from foretune.models import ModelShape, lora_parameters, resolve_targets
 
 __all__ = ["ESTIMATOR_VERSION", "Figures", "assemble", "facts_of", "figures_of", "kernels_of"]
 
+EXTRAPOLATED = "So long a program is replayed with fewer layers; what the allocator adds is extrapolated."
 ESTIMATOR_VERSION = "1"
 """Rises whenever a number moves."""
 
@@ -76,12 +77,12 @@ def assemble(
     stack: StackProfile,
     *,
     requested_bytes: int,
-    assumptions: tuple[str, ...] = (),
+    is_extrapolated: bool = False,
 ) -> MemoryEstimate:
     """Put the answer together from a program's figures."""
     config, shape = facts.config, facts.shape
     context = context_bytes(device)
-    margin, basis = safety_margin(config, figures.reserved)
+    margin, basis = safety_margin(config, figures.reserved, is_extrapolated=is_extrapolated)
     return MemoryEstimate(
         kind=kind,
         estimator_version=ESTIMATOR_VERSION,
@@ -110,7 +111,7 @@ def assemble(
             for name, allocated, reserved in figures.phases
         ),
         host=host_need(config, shape, facts.trainable_params),
-        assumptions=(*_assumptions(config, shape, device, stack), *assumptions),
+        assumptions=(*_assumptions(config, shape, device, stack), *([EXTRAPOLATED] if is_extrapolated else [])),
         untested_paths=_untested_paths(config, device),
     )
 
@@ -128,14 +129,25 @@ def kernels_of(device: DeviceSpec | None, stack: StackProfile) -> AttentionKerne
 
 
 def _kernel_name(config: TrainingConfig, shape: ModelShape, kernels: AttentionKernels) -> str:
-    """Name the kernel that unmasked attention runs on."""
+    """Name the kernel that attention runs on, and the one of layers whose window is shorter than the rows."""
     if config.attention == "eager":
         return "eager"
     t = shape.traits
-    is_half = config.precision.dtype != "fp32"
-    if kernels.has_flash and is_half and (t.head_dim or 0) <= 256 and shape.model_type != "falcon":
-        return "sdpa: flash"
-    return "sdpa: math" if t.num_heads != t.num_kv_heads else "sdpa: memory-efficient"
+    width = t.head_dim or 0
+    is_grouped = t.num_heads != t.num_kv_heads and width <= FLASH_MAX_WIDTH and not kernels.repeats_heads
+
+    def chosen(*, has_mask: bool) -> str:
+        is_half = config.precision.dtype != "fp32"
+        kernel = kernels.choose(
+            is_half=is_half, head_width=width, is_grouped=is_grouped and not has_mask, has_mask=has_mask
+        )
+        return "memory-efficient" if kernel == "efficient" else kernel
+
+    is_masked = t.sliding_window is not None and config.batch.sequence_length >= t.sliding_window
+    whole, windowed = chosen(has_mask=shape.model_type == "falcon"), chosen(has_mask=True)
+    if not is_masked or windowed == whole:
+        return f"sdpa: {whole}"
+    return f"sdpa: {windowed}" if all(t.sliding_layers or (True,)) else f"sdpa: {whole} and {windowed}"
 
 
 def _assumptions(

@@ -108,9 +108,9 @@ def embedding_backward_workspaces(num_tokens: int) -> list[int]:
     return [num_tokens * 8] * 4
 
 
-def foreach_norm_workspace(sizes: list[int]) -> int:
-    """One fp32 partial sum for each 65,536 elements of the largest tensor, for every tensor.
+def foreach_norm_workspace(num_tensors: int, largest: int) -> int:
+    """One fp32 partial sum for each 65,536 elements of the largest tensor, for every tensor; in bytes.
 
     Source: aten/src/ATen/native/cuda/ForeachReduceOp.cu (output_per_tensor). Learnt on: its text.
     """
-    return len(sizes) * -(-max(sizes) // 65_536) * 4 if sizes else 0
+    return num_tensors * -(-largest // 65_536) * 4

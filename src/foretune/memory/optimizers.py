@@ -1,6 +1,6 @@
 """What optimizers allocate: states in the first update, temporaries in each."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from foretune.contract import OptimizerSettings
@@ -27,7 +27,7 @@ class Optimizer(Protocol):
 
 
 class _Optimizer:
-    """Parameters with their units, and states made in the first step."""
+    """Parameters with the layers they are in, and states made in the first step."""
 
     def __init__(self, parameters: Parameters) -> None:
         self.parameters = parameters
@@ -36,13 +36,13 @@ class _Optimizer:
     def step(self) -> None:
         tape = current()
         before, tape.component = tape.component, "optimizer states"
-        trained = [(i, unit, p) for i, (unit, p) in enumerate(self.parameters) if p.grad is not None]
-        for i, unit, p in trained:
+        trained = [(i, layer, p) for i, (layer, p) in enumerate(self.parameters) if p.grad is not None]
+        for i, layer, p in trained:
             if i not in self.states:
-                tape.segment("states", unit)
+                tape.segment("states", layer)
                 self.states[i] = self.make_states(p)
         tape.segment("states end")
-        self.update([(unit, p) for _, unit, p in trained])
+        self.update([(layer, p) for _, layer, p in trained])
         tape.component = before
 
     def make_states(self, p: Tensor) -> Any:
@@ -53,8 +53,8 @@ class _Optimizer:
 
     def zero_grad(self) -> None:
         tape = current()
-        for unit, p in self.parameters:
-            tape.segment("zero", unit)
+        for layer, p in self.parameters:
+            tape.segment("zero", layer)
             p.grad = None
         tape.segment("zero end")
 
@@ -62,8 +62,8 @@ class _Optimizer:
 def _temporary_of_gradients(trained: Parameters, kind: str) -> None:
     """A foreach operator's results: one tensor a parameter, all alive together, freed from the last."""
     tape, results = current(), []
-    for unit, p in trained:
-        tape.segment(kind, unit)
+    for layer, p in trained:
+        tape.segment(kind, layer)
         results.append(Tensor(p.shape, p.dtype))
     tape.segment(f"{kind} end")
     while results:
@@ -141,24 +141,26 @@ def make_optimizer(settings: OptimizerSettings, parameters: Parameters) -> Optim
     return AdamwFused(parameters) if is_fused else AdamwForeach(parameters)
 
 
-def clip_gradients(parameters: Parameters) -> None:
+def clip_gradients(parameters: Parameters, num_standing_for: Mapping[int, int]) -> None:
     """clip_grad_norm_ with foreach: one partial sum for each 65,536 elements, one norm a gradient, their norm.
 
+    `num_standing_for` says how many layers each recorded one stands for: the sums of all gradients lie in one tensor.
     torch/nn/utils/clip_grad.py; aten/src/ATen/native/cuda/ForeachReduceOp.cu.
     """
     tape = current()
-    trained = [(unit, p) for unit, p in parameters if p.grad is not None]
+    trained = [(layer, p) for layer, p in parameters if p.grad is not None]
     if not trained:
         return
-    partial = Storage(foreach_norm_workspace([numel(p.shape) for _, p in trained]))
+    num_gradients = sum(1 if layer is None else num_standing_for[layer] for layer, _ in trained)
+    partial = Storage(foreach_norm_workspace(num_gradients, max(numel(p.shape) for _, p in trained)))
     norms = []
-    for unit, p in trained:
-        tape.segment("norms", unit)
+    for layer, p in trained:
+        tape.segment("norms", layer)
         norms.append(Tensor((), p.dtype))
     tape.segment("norms end")
     del partial
     dtype = norms[0].dtype
-    stacked = Tensor((len(norms),), dtype)
+    stacked = Tensor((num_gradients,), dtype)
     total = Tensor((), dtype)
     del stacked
     while norms:

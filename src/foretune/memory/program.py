@@ -3,6 +3,7 @@
 `record_program` runs a fine-tune on the tape, with a few layers recorded and all emitted.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from foretune.memory.layout import numel
 from foretune.memory.optimizers import clip_gradients, make_optimizer
 from foretune.memory.stack import StackProfile
 from foretune.memory.tape import ITEM_BYTES, Tape, Tensor, backward, drop_graph, recording
-from foretune.memory.templates import EMPTY, Recording, Units, find_units
+from foretune.memory.templates import EMPTY, Recording, StandIns, find_stand_ins
 from foretune.models import ModelShape, ParameterSpec, Projection
 
 __all__ = ["TAPE_DTYPES", "emitted_microsteps", "record_program", "record_tape"]
@@ -46,8 +47,9 @@ def record_program(
     last): the others repeat the middle one.
     """
     num_last = 2 if shape.traits.has_parallel_residual else 1
-    units = find_units(_signatures(config, shape), num_last=num_last)
-    return Recording.of(record_tape(config, shape, stack, kernels, adapted, units, num_updates=num_updates), units)
+    stand_ins = find_stand_ins(_signatures(shape), num_last=num_last)
+    tape = record_tape(config, shape, stack, kernels, adapted, stand_ins, num_updates=num_updates)
+    return Recording.of(tape, stand_ins)
 
 
 def record_tape(
@@ -56,13 +58,13 @@ def record_tape(
     stack: StackProfile,
     kernels: AttentionKernels,
     adapted: tuple[Projection, ...],
-    units: Units,
+    stand_ins: StandIns,
     *,
     num_updates: int = NUM_UPDATES,
 ) -> Tape:
-    """Record the layers of `units` on a tape; what the interpreter tears down afterwards is not on it."""
+    """Record the layers that stand for all on a tape; what the interpreter tears down afterwards is not on it."""
     with recording(stack.device_rules()) as tape:
-        run = _Run(tape, config, shape, stack, kernels, adapted, units)
+        run = _Run(tape, config, shape, stack, kernels, adapted, stand_ins)
         run.train(num_updates)
         tape.events = tape.events[:]  # the interpreter's tearing down goes into the old list
         vars(run).clear()  # its modules know it, and a cycle would wait for the garbage collector
@@ -74,7 +76,7 @@ def emitted_microsteps(config: TrainingConfig) -> int:
     return min(config.batch.accumulation_steps, MAX_MICROSTEPS)
 
 
-def _signatures(config: TrainingConfig, shape: ModelShape) -> list[object]:
+def _signatures(shape: ModelShape) -> list[object]:
     """Say of each layer what decides its events: parameters, window, rotary embedding."""
     t = shape.traits
     kind_of = {layer: number for number, kind in enumerate(shape.kinds) for layer in kind.layers}
@@ -89,10 +91,10 @@ def _signatures(config: TrainingConfig, shape: ModelShape) -> list[object]:
 
 
 class _Named(NamedTuple):
-    """A parameter of the recorded model: absolute name, unit, specification."""
+    """A parameter of the recorded model: absolute name, index of the recorded layer, specification."""
 
     name: str
-    unit: int | None
+    layer: int | None
     spec: ParameterSpec
     is_quantized: bool
 
@@ -108,12 +110,12 @@ class _Run:
         stack: StackProfile,
         kernels: AttentionKernels,
         adapted: tuple[Projection, ...],
-        units: Units,
+        stand_ins: StandIns,
     ) -> None:
         self.tape, self.config, self.shape, self.stack = tape, config, shape, stack
-        self.units, self.dtype = units, TAPE_DTYPES[config.precision.dtype]
-        self.unit_of = {layer: unit for unit, layers in enumerate(units.recorded) for layer in layers}
-        self.layers = tuple(layer for layers in units.recorded for layer in layers)
+        self.layers, self.dtype = stand_ins.recorded, TAPE_DTYPES[config.precision.dtype]
+        self.index_of = {layer: index for index, layer in enumerate(self.layers)}
+        self.num_standing_for = Counter(stand_ins.of)
         self.parameters: dict[str, Tensor] = {}
         self.quantized: dict[str, QuantizedWeight] = {}
         self.adapters: dict[str, tuple[Tensor, Tensor]] = {}
@@ -137,7 +139,7 @@ class _Run:
         for layer in self.layers:
             prefix = f"{self.shape.layer_prefix}{layer}."
             out += [
-                _Named(prefix + spec.name, self.unit_of[layer], spec, quantizes and spec.role == "linear")
+                _Named(prefix + spec.name, self.index_of[layer], spec, quantizes and spec.role == "linear")
                 for spec in kind_of[layer].parameters
             ]
         return out + [_Named(spec.name, None, spec, False) for spec in self.shape.after]
@@ -149,8 +151,8 @@ class _Run:
             tape.temporaries(self._packed_bytes() // 2 * 2)
         if self.stack.load_order == "natural" and self.config.quantization is not None:
             named = sorted(named, key=lambda n: _natural(n.name))
-        for name, unit, spec, is_quantized in named:
-            tape.segment("load", unit)
+        for name, layer, spec, is_quantized in named:
+            tape.segment("load", layer)
             if is_quantized:
                 self.quantized[name] = self._quantize(spec.shape)
             else:
@@ -207,9 +209,9 @@ class _Run:
         tape, config = self.tape, self.config
         tape.enter("prepare")
         if config.quantization is not None and self.stack.kbit_upcast != "none":
-            for name, unit, spec, is_quantized in self.order:
+            for name, layer, spec, is_quantized in self.order:
                 if not is_quantized and (self.stack.kbit_upcast == "all" or spec.role == "norm"):
-                    tape.segment("upcast", unit)
+                    tape.segment("upcast", layer)
                     self._upcast(self.parameters[name])
         if config.lora is None:
             return
@@ -219,7 +221,7 @@ class _Run:
         for layer in self.layers:
             for projection in adapted:
                 if (projection.name, layer) in names and layer in projection.layers:
-                    tape.segment("adapters", self.unit_of[layer])
+                    tape.segment("adapters", self.index_of[layer])
                     name = f"{self.shape.layer_prefix}{layer}.{projection.name}"
                     a = Tensor((lora.rank, projection.in_features), dtype, needs_grad=True)
                     b = Tensor((projection.out_features, lora.rank), dtype, needs_grad=True)
@@ -282,13 +284,13 @@ class _Run:
 
     def _trainable(self) -> Iterable[tuple[int | None, Tensor]]:
         if self.config.lora is None:
-            for name, unit, _, _ in self.order:
-                yield unit, self.parameters[name]
+            for name, layer, _, _ in self.order:
+                yield layer, self.parameters[name]
             return
         for name, (a, b) in self.adapters.items():
             layer = int(name.removeprefix(self.shape.layer_prefix).split(".", 1)[0])
-            yield self.unit_of[layer], a
-            yield self.unit_of[layer], b
+            yield self.index_of[layer], a
+            yield self.index_of[layer], b
 
     # -- updates
     def train(self, num_updates: int) -> None:
@@ -319,7 +321,7 @@ class _Run:
                         inputs.pop(0)
             tape.enter(f"optimizer{suffix}")
             if config.optimizer.max_grad_norm is not None:
-                clip_gradients(self.trainable)
+                clip_gradients(self.trainable, self.num_standing_for)
             optimizer.step()
             if stack.holds_outputs == "through the update":
                 loss, outputs = self._end_update(loss, outputs)
@@ -338,7 +340,6 @@ class _Run:
             embeddings_want_grad=stack.embeddings_want_grad and checkpoints and config.lora is not None,
             keeps_cache=stack.keeps_cache and not checkpoints,
             passes_mask=stack.passes_mask,
-            unit_of=[self.unit_of[layer] for layer in self.layers].__getitem__,
         )
 
     def _batch(self) -> list[Tensor]:

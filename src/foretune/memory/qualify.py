@@ -33,6 +33,26 @@ REFUSED_SETTINGS = (
 """Each is refused by `estimate` with this reason."""
 
 
+# fmt: off
+_UNTRACED = frozenset(
+    {
+        # loops over tokens, where a GPU has a kernel
+        "falcon_mamba", "jamba", "mamba", "recurrent_gemma",
+        # no class in Transformers
+        "internlm2", "kimi_k2", "mimo", "minicpm",
+        # no causal class for the whole of text and images
+        "idefics3", "kimi_k25", "mistral3", "paligemma", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe",
+        "smolvlm", "step3p7",
+        # adapters do not land where they should yet
+        "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4", "ernie4_5_moe", "exaone_moe", "gemma3", "gemma4",
+        "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "hunyuan_v1_moe", "llama4", "phimoe", "qwen3_next", "solar_open",
+        "zamba2",
+    }
+)
+# fmt: on
+"""Families that the trace cannot run either, so that nobody is sent there."""
+
+
 def require_program(config: TrainingConfig, shape: ModelShape, stack: StackProfile) -> None:
     """Raise UnsupportedError for everything about a request whose program is not written, all at once."""
     problems = [*_setting_problems(config), *_shape_problems(config, shape)]
@@ -64,6 +84,8 @@ def _shape_problems(config: TrainingConfig, shape: ModelShape) -> list[Problem]:
     if family not in DECODERS:
         text = f"{shape.id}: the memory of {family} models is not estimated yet."
         hint = f"Families that are: {', '.join(sorted(DECODERS))}. `foretune models show` counts this one."
+        if family not in _UNTRACED:
+            hint = "`foretune trace` runs the real program instead (it needs: pip install 'foretune[train]')."
         return [Problem(text, hint, None, "model.id")]
     problems = []
     if shape.tower_params:
@@ -72,12 +94,18 @@ def _shape_problems(config: TrainingConfig, shape: ModelShape) -> list[Problem]:
     if traits.activation is not None and traits.activation not in ACTIVATIONS:
         text = f"{shape.id}: the activation {traits.activation!r} has no known kernels."
         problems.append(Problem(text, f"Known are {', '.join(sorted(ACTIVATIONS))}.", None, "model.id"))
-    if traits.attention_softcap is not None and config.attention == "sdpa":
-        text = f"attention is sdpa, but {shape.id} caps its attention scores, which Transformers' sdpa refuses."
+    if shape.refuses_sdpa and config.attention == "sdpa":
+        text = f"attention is sdpa, but {shape.id} can cap its attention scores, and Transformers refuses sdpa for it."
         problems.append(Problem(text, "Set attention: eager.", None, "attention"))
     if family == "falcon" and (traits.rotary_dim is None or config.attention == "eager"):
         what = "Falcon with alibi" if traits.rotary_dim is None else "Falcon with eager attention"
         problems.append(Problem(f"{shape.id}: {what} is not estimated yet.", "Choose another model.", None, "model.id"))
+    if traits.num_heads and traits.num_kv_heads and traits.num_heads % traits.num_kv_heads:
+        text = f"{shape.id}: {traits.num_heads} heads cannot share {traits.num_kv_heads} key/value heads evenly."
+        problems.append(Problem(text, "Check num_attention_heads and num_key_value_heads.", None, "model.id"))
+    if family == "falcon" and config.quantization is not None and _has_biases(shape):
+        text = f"{shape.id}: Falcon adds in place to a 4-bit layer's output with bias, which torch's autograd forbids."
+        problems.append(Problem(text, "Choose lora without quantization.", None, "quantization"))
     if traits.rotary_dim is not None and (traits.rotary_dim < 2 or traits.rotary_dim % 2):
         text = f"{shape.id}: a rotary width of {traits.rotary_dim} cannot be halved, so the model cannot run."
         problems.append(Problem(text, "Check head_dim and partial_rotary_factor.", None, "model.id"))
@@ -89,6 +117,10 @@ def _shape_problems(config: TrainingConfig, shape: ModelShape) -> list[Problem]:
         text = f"batch.sequence_length is {length}, but {shape.id} has {limit} learned positions."
         problems.append(Problem(text, f"Set it to {limit} or less.", None, "batch.sequence_length"))
     return problems
+
+
+def _has_biases(shape: ModelShape) -> bool:
+    return any(parameter.role == "bias" for kind in shape.kinds for parameter in kind.parameters)
 
 
 def require_device(config: TrainingConfig, device: DeviceSpec) -> None:

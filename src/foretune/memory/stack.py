@@ -6,8 +6,12 @@ of measurements. Every rule says where it is read off.
 
 from typing import Literal
 
+from foretune.devices import DeviceSpec
 from foretune.memory.tape import DeviceRules
 from foretune.values import Value
+
+RECENT_CUBLAS_BYTES = 32 << 20
+"""aten/src/ATen/cuda/CublasHandlePool.cpp (parseChosenWorkspaceSize): compute capability 9, 10 and 12."""
 
 __all__ = ["FORETUNE", "MANUAL_LOOP", "PROFILES", "StackProfile"]
 
@@ -55,7 +59,7 @@ class StackProfile(Value, frozen=True, kw_only=True):
     """The caller's attention repeats keys and values for grouped heads before torch's kernel."""
     # -- kernels
     cublas_bytes: int = 8_519_680
-    """cuBLAS workspace of one handle: two blocks of 8.125 MiB on sm75 to sm89, 32 MiB each on sm90 (CUDABlas.cpp)."""
+    """cuBLAS workspace of one handle, of which there are two; before compute capability 9.0 (`on` knows the others)."""
     cublaslt_bytes: int = 1 << 20
     """cublasLt workspace, as soon as a linear has a bias (CUDABlas.cpp); Windows builds have that path compiled out."""
     sums_in_place: bool = True
@@ -66,6 +70,13 @@ class StackProfile(Value, frozen=True, kw_only=True):
         """Name and versions in one line."""
         libraries = f"torch {self.torch}, transformers {self.transformers}, peft {self.peft}"
         return f"{self.name}: {libraries}, bitsandbytes {self.bitsandbytes}, {self.platform}"
+
+    def on(self, device: DeviceSpec | None) -> "StackProfile":
+        """Return the profile with what depends on the device: from compute capability 9.0 larger workspaces."""
+        capability = None if device is None else device.compute_capability
+        if capability is None or float(capability) < 9.0:
+            return self
+        return self.with_(cublas_bytes=RECENT_CUBLAS_BYTES)
 
     def device_rules(self) -> DeviceRules:
         """Return the part of the profile that the tape's operations read."""

@@ -1,78 +1,111 @@
-"""Record a few layers, emit any number: layers of one kind have the same events.
+"""Record a few layers, emit any number: layers of one kind between the same neighbours have the same events.
 
-A unit is the smallest run of layers that repeats (one layer in most models, six in Gemma 3). Units 0, 1, one inner
-unit (2) and the last ones are recorded; the inner one is the template of every further unit. A death is kept as
-(part, unit, index), so expansion is one comprehension for each unit.
+A recorded layer stands for every layer of its context: its own signature and those of the layers before and after
+it. Layers at the ends, and the first and last of a signature, stand for themselves alone: what outlives a layer
+(masks, tables, the residual's gradient) begins and ends there. A death is kept as (part, layer, index), so expansion
+is one comprehension for each layer.
 """
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from foretune.memory.allocator import EMPTY_CACHE, Program, round_size
 from foretune.memory.tape import Segment, Tape
 
-__all__ = ["EMPTY", "Recording", "Units", "Walk", "find_units"]
+__all__ = ["EMPTY", "Recording", "StandIns", "find_stand_ins"]
 
-_INNER = 2
-_LONGEST_PERIOD = 8
+_NUM_FIRST = 2
 
 EMPTY = -2
 """Size of an event that empties the cache."""
 
 
-class Units(NamedTuple):
-    """How a stack of layers is cut into units."""
+class StandIns(NamedTuple):
+    """Which recorded layer stands for each layer of the stack."""
 
-    total: int
-    """Units of the whole stack."""
-    recorded: tuple[tuple[int, ...], ...]
-    """The layers of each recorded unit; all of them where nothing repeats."""
+    recorded: tuple[int, ...]
+    """The layers that are recorded, in order."""
+    of: tuple[int, ...]
+    """For each layer that is emitted, the index in `recorded` of the one that stands for it."""
 
-    def recorded_for(self, unit: int) -> int:
-        """Return the recorded unit that stands for a unit."""
-        recorded = len(self.recorded)
-        if self.total == recorded:
-            return unit
-        last_inner = self.total - (recorded - _INNER)
-        return unit if unit < _INNER else _INNER if unit <= last_inner else unit - self.total + recorded
+    @classmethod
+    def all_of(cls, num_layers: int) -> "StandIns":
+        """Record every layer."""
+        return cls(tuple(range(num_layers)), tuple(range(num_layers)))
 
-    def place(self, unit: int | None, here: int | None, real: int | None) -> int | None:
-        """Say which real unit a recorded one is, seen from the part of recorded unit `here` that stands for `real`."""
-        recorded = len(self.recorded)
-        if unit is None or self.total == recorded:
-            return unit
-        if here == _INNER and real is not None:
-            return real + unit - _INNER
-        if here is not None and here < _INNER:
-            return unit
-        return unit if unit < _INNER else unit - recorded + self.total
+    @property
+    def alone(self) -> dict[int, int]:
+        """The stand-ins that stand for one layer only, with its place."""
+        places: dict[int, list[int]] = {}
+        for place, stand_in in enumerate(self.of):
+            places.setdefault(stand_in, []).append(place)
+        return {stand_in: where[0] for stand_in, where in places.items() if len(where) == 1}
+
+    def shortened(self, num_layers: int) -> "StandIns":
+        """Cut one run of layers, from a layer to the next of its stand-in: the shortest that leaves `num_layers` or
+        fewer, else the longest. Layers that stand for themselves alone stay."""
+        surplus = len(self.of) - num_layers
+        cuts = [(max(surplus - (stop - start), 0), stop - start, start) for start, stop in self._cuts(surplus)]
+        if surplus <= 0 or not cuts:
+            return self
+        _, length, start = min(cuts)
+        return self._replace(of=self.of[:start] + self.of[start + length :])
+
+    def _cuts(self, surplus: int) -> Iterator[tuple[int, int]]:
+        """Yield for each layer the cut that begins with it and comes closest to `surplus` layers."""
+        bounds = [-1, *sorted(self.alone.values()), len(self.of)]
+        for before, after in pairwise(bounds):
+            places: dict[int, list[int]] = {}
+            for place in range(before + 1, after):
+                places.setdefault(self.of[place], []).append(place)
+            for where in places.values():
+                for start in where[:-1]:
+                    nearest = bisect_left(where, start + max(surplus, 1))
+                    yield start, where[min(nearest, len(where) - 1)]
 
 
-def find_units(signatures: Sequence[object], *, num_last: int = 1) -> Units:
-    """Cut layers into repeating units; `signatures` says of each layer what it is like.
+def find_stand_ins(signatures: Sequence[object], *, num_last: int = 1) -> StandIns:
+    """Choose the layers to record; `signatures` says of each layer what it is like.
 
-    `num_last` units at the end are recorded on their own: one, or two where the gradient that enters the last layer
-    is handed on differently (parallel residuals). The last unit takes the layers that are left over. Where no short
-    period repeats often enough, every layer is recorded.
+    `num_last` layers at the end stand for themselves alone: one, or two where the gradient that enters the last layer
+    is handed on differently (parallel residuals). Layers are left out between two where both sides see the signature
+    next to them that they see in the stack; not between two that stand for themselves alone, which refer to each
+    other by their places.
     """
     n = len(signatures)
-    for period in range(1, _LONGEST_PERIOD + 1):
-        count = n // period
-        if count <= _INNER + 1 + num_last:
-            break
-        if all(signatures[i] == signatures[i % period] for i in range(n)):
-            units = [0, 1, _INNER, *range(count - num_last, count)]
-            starts = [unit * period for unit in units]
-            ends = [start + period for start in starts[:-1]] + [n]
-            return Units(count, tuple(tuple(range(a, b)) for a, b in zip(starts, ends, strict=True)))
-    return Units(n, tuple((i,) for i in range(n)))
+    ends = {signature: place for place, signature in enumerate(signatures)}
+    starts = {signature: n - 1 - place for place, signature in enumerate(reversed(signatures))}
+    alone = {*range(min(_NUM_FIRST, n)), *range(max(n - num_last, 0), n), *ends.values(), *starts.values()}
+    contexts: list[object] = [i if i in alone else tuple(signatures[i - 1 : i + 2]) for i in range(n)]
+    counts = Counter(contexts)
+    last_of = {context: place for place, context in enumerate(contexts)}
+    recorded = [0]
+    seen = {contexts[0]}
+    while recorded[-1] < n - 1:
+        here = recorded[-1]
+        following = here + 1
+        for place in range(here + 1, n):
+            if place - 1 > here and contexts[place - 1] not in seen and last_of[contexts[place - 1]] < place:
+                break
+            is_alike = signatures[place - 1] == signatures[here] and signatures[place] == signatures[here + 1]
+            are_alone = counts[contexts[here]] == counts[contexts[place]] == 1
+            if is_alike and not (are_alone and place > here + 1):
+                following = place
+        recorded.append(following)
+        seen.add(contexts[following])
+    stand_in_of = {contexts[layer]: index for index, layer in reversed(list(enumerate(recorded)))}
+    return StandIns(tuple(recorded), tuple(stand_in_of[context] for context in contexts))
 
 
 class _Part(NamedTuple):
-    """One recorded segment: births in order, deaths by the part, unit and index of the birth."""
+    """One recorded segment: births in order, deaths by the part, layer and index of the birth."""
 
     visit: int
-    unit: int | None
+    layer: int | None
+    """Index of the recorded layer; None: outside the layers."""
     phase: str
     components: list[str]
     lines: list[tuple[int, int, int]]
@@ -113,40 +146,47 @@ def _added(a: dict[str, int], b: dict[str, int]) -> dict[str, int]:
 
 
 class Recording(NamedTuple):
-    """A recorded program, cut into parts; `expand` emits it for any number of units."""
+    """A recorded program, cut into parts; `expand` emits it for any number of layers."""
 
     parts: tuple[_Part, ...]
-    units: Units
+    stand_ins: StandIns
 
     @classmethod
-    def of(cls, tape: Tape, units: Units) -> "Recording":
+    def of(cls, tape: Tape, stand_ins: StandIns) -> "Recording":
         """Cut a finished tape."""
-        return cls(tuple(_compile(tape)), units)
+        return cls(tuple(_compile(tape)), stand_ins)
 
-    def with_total(self, total: int) -> "Recording":
-        """Return the same program for another number of units."""
-        return self._replace(units=self.units._replace(total=total))
+    @property
+    def num_layers(self) -> int:
+        """Number of layers that `expand` emits."""
+        return len(self.stand_ins.of)
 
     @property
     def num_events(self) -> int:
         """Number of events that `expand` emits."""
-        return sum(len(part.lines) for _, part in _in_order(self.parts, self.units))
+        return sum(len(part.lines) for _, part in _in_order(self.parts, self.stand_ins))
+
+    def shortened(self, num_events: int) -> "Recording":
+        """Return the same program with so many layers less that about `num_events` are left."""
+        outside = sum(len(part.lines) for part in self.parts if part.layer is None)
+        num_layers = self.num_layers * max(num_events - outside, 0) // max(self.num_events - outside, 1)
+        return self._replace(stand_ins=self.stand_ins.shortened(num_layers))
 
     def expand(self) -> Program:
-        """Emit the events of all units; sizes are rounded to the allocator's 512 bytes."""
-        units = self.units
+        """Emit the events of all layers; sizes are rounded to the allocator's 512 bytes."""
+        alone = self.stand_ins.alone
         events: list[tuple[int, int]] = []
         components: list[str] = []
         marks: list[int] = []
         phases: list[str] = []
         bases: dict[tuple[int, int | None], int] = {}
-        for real, part in _in_order(self.parts, units):
+        for real, part in _in_order(self.parts, self.stand_ins):
             if not phases or part.phase != phases[-1]:
                 if phases:
                     marks.append(len(events))
                 phases.append(part.phase)
             bases[part.visit, real] = len(components)
-            base = [bases[visit, units.place(unit, part.unit, real)] for visit, unit in part.references]
+            base = [bases[visit, _place(layer, part.layer, real, alone)] for visit, layer in part.references]
             if part.is_emptying:
                 events.append(EMPTY_CACHE)
             events += [(base[r] + k, n) for r, k, n in part.lines]
@@ -161,7 +201,7 @@ class Recording(NamedTuple):
         peak_phase = ""
         phases: dict[str, int] = {}
         nets: dict[int, dict[str, int]] = {}
-        for _, part in _in_order(self.parts, self.units):
+        for _, part in _in_order(self.parts, self.stand_ins):
             high = live + part.highest_bytes
             phases[part.phase] = max(phases.get(part.phase, 0), high)
             if high > peak:
@@ -176,17 +216,17 @@ class Recording(NamedTuple):
     def requested_peak(self) -> int:
         """Return the peak of requested bytes, without allocator, rounding or events: the walk for a search.
 
-        A part is its net change and its highest point, so units that repeat cost an addition each.
+        A part is its net change and its highest point, so layers that repeat cost an addition each.
         """
         live = peak = 0
-        for _, part in _in_order(self.parts, self.units):
+        for _, part in _in_order(self.parts, self.stand_ins):
             peak = max(peak, live + part.highest_bytes)
             live += part.net_bytes
         return peak
 
 
 def _compile(tape: Tape) -> list[_Part]:
-    """Cut the recording into parts; a part without a unit and without events only marks its phase."""
+    """Cut the recording into parts; a part outside the layers and without events only marks its phase."""
     born: list[tuple[int, int | None, int]] = [(0, None, 0)] * len(tape.components)
     parts: list[_Part] = []
     visit, last = -1, None
@@ -222,8 +262,8 @@ def _part(tape: Tape, segment: Segment, end: int, visit: int, born: list[tuple[i
         elif num_bytes == EMPTY:
             is_emptying = True
         else:
-            visit_born, unit_born, index = born[slot]
-            lines.append((references.setdefault((visit_born, unit_born), len(references)), index, 0))
+            visit_born, layer_born, index = born[slot]
+            lines.append((references.setdefault((visit_born, layer_born), len(references)), index, 0))
             moves.append((tape.components[slot], -tape.sizes[slot]))
             net -= tape.sizes[slot]
     return _Part(
@@ -241,12 +281,22 @@ def _part(tape: Tape, segment: Segment, end: int, visit: int, born: list[tuple[i
     )
 
 
-def _in_order(parts: Sequence[_Part], units: Units) -> list[tuple[int | None, _Part]]:
-    """Pair each part with the unit it stands for: recorded runs of units become runs of all units."""
+def _place(layer: int | None, here: int | None, real: int | None, alone: dict[int, int]) -> int | None:
+    """Say which layer of the stack the recorded `layer` is, seen from recorded layer `here` that stands for `real`."""
+    if layer is None:
+        return None
+    if here is None or (here in alone and layer in alone):
+        return alone[layer]
+    assert real is not None
+    return real + layer - here
+
+
+def _in_order(parts: Sequence[_Part], stand_ins: StandIns) -> list[tuple[int | None, _Part]]:
+    """Pair each part with the layer it stands for: runs of recorded layers become runs of all layers."""
     out: list[tuple[int | None, _Part]] = []
     i = 0
     while i < len(parts):
-        if parts[i].unit is None:
+        if parts[i].layer is None:
             out.append((None, parts[i]))
             i += 1
             continue
@@ -254,12 +304,10 @@ def _in_order(parts: Sequence[_Part], units: Units) -> list[tuple[int | None, _P
         while stop < len(parts) and parts[stop].visit == parts[i].visit:
             stop += 1
         group = parts[i:stop]
-        by_unit = {part.unit: part for part in group}
-        order: list[tuple[int | None, _Part]] = []
-        for n in range(units.total):
-            part = by_unit.get(units.recorded_for(n))
-            if part is not None:
-                order.append((n, part))
-        out += order if len(group) < 2 or (group[0].unit or 0) < (group[1].unit or 0) else order[::-1]
+        by_layer = {part.layer: part for part in group}
+        order: list[tuple[int | None, _Part]] = [
+            (place, by_layer[stand_in]) for place, stand_in in enumerate(stand_ins.of) if stand_in in by_layer
+        ]
+        out += order if len(group) < 2 or (group[0].layer or 0) < (group[1].layer or 0) else order[::-1]
         i = stop
     return out

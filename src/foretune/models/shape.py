@@ -138,6 +138,11 @@ class ModelShape(Value, frozen=True, kw_only=True):
         """All unique parameters; buffers do not count."""
         return self.text_params + self.tower_params
 
+    @property
+    def refuses_sdpa(self) -> bool:
+        """Whether Transformers has no sdpa for it: its class can cap attention scores (Gemma 2), or this one does."""
+        return self.model_type == "gemma2" or self.traits.attention_softcap is not None
+
     def parameters(self) -> Iterator[tuple[int | None, ParameterSpec]]:
         """Yield (layer or None, parameter) in module order, once for every layer."""
         kind_of = {layer: kind for kind in self.kinds for layer in kind.layers}

@@ -60,10 +60,17 @@ def windowed(c: Fields, layer_types: Sequence[str], window: int | None) -> dict[
     return {"sliding_window": window, "sliding_layers": flags}
 
 
+_ATTENTION_KINDS = ("full_attention", "sliding_attention")
+
+
 def alternating(c: Fields, full: Callable[[int], bool]) -> tuple[str, ...]:
     """Read `layer_types`; where they are not stated, the layers for which `full(index)` holds attend to everything."""
     count = c.num_layers()
     stated = c.labels("layer_types", count)
+    for label in stated or ():
+        if label not in _ATTENTION_KINDS:
+            why = f"with the entry {label[:40]!r}, which this family does not have"
+            raise c.error("layer_types", list(stated or ()), why, f"It has {' and '.join(_ATTENTION_KINDS)}.")
     return stated or tuple("full_attention" if full(i) else "sliding_attention" for i in range(count))
 
 

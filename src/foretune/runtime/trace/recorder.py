@@ -20,6 +20,7 @@ from foretune.runtime.trace.rules import (
     BLAS,
     IN_PLACE_IN_BACKWARD,
     IN_PLACE_SUMS,
+    ON_META,
     WORKSPACES_AFTER,
     WORKSPACES_BEFORE,
     is_bias_product,
@@ -49,6 +50,11 @@ class Birth(NamedTuple):
 
 class Recorder(TorchDispatchMode):
     """Events of one run. Use as a context manager around everything that allocates."""
+
+    devices = frozenset({DEVICE})
+    """Whose storages are followed."""
+    before, after = WORKSPACES_BEFORE, WORKSPACES_AFTER
+    """What kernels allocate beside their results."""
 
     def __init__(self, stack: StackProfile, vocab_size: int) -> None:
         super().__init__()
@@ -100,7 +106,7 @@ class Recorder(TorchDispatchMode):
 
     def track(self, tensor: Tensor, name: str) -> None:
         """Follow a tensor's storage from now to its death."""
-        if tensor.device.type != DEVICE:
+        if tensor.device.type not in self.devices:
             return
         storage = tensor.untyped_storage()
         key = storage._cdata
@@ -145,15 +151,15 @@ class Recorder(TorchDispatchMode):
             return self._safe_softmax(args)
         if func is aten._fused_sgd_.default:
             return None  # in place, and without an implementation on meta
-        held = [self.allocate(n, f"{func} workspace") for n in self._sizes(WORKSPACES_BEFORE, func, args)]
-        out = func(*args, **(kwargs or {}))
+        held = [self.allocate(n, f"{func} workspace") for n in self._sizes(self.before, func, args)]
+        out = ON_META.get(func, func)(*args, **(kwargs or {}))
         for result in tree_leaves(out):
             if isinstance(result, Tensor):
                 self.track(result, str(func))
         for slot in held:
             self.free(slot)
         self._library_workspaces(func, args)
-        self.temporaries(self._sizes(WORKSPACES_AFTER, func, args), f"{func} workspace")
+        self.temporaries(self._sizes(self.after, func, args), f"{func} workspace")
         return out
 
     def _sizes(self, table: dict[Any, Callable[..., list[int]]], func: Any, args: tuple[Any, ...]) -> list[int]:

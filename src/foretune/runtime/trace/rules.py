@@ -4,10 +4,19 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._meta_registrations import _create_grouped_mm_output_tensor
 
 from foretune.memory import kernels
 
-__all__ = ["BLAS", "IN_PLACE_IN_BACKWARD", "IN_PLACE_SUMS", "WORKSPACES_AFTER", "WORKSPACES_BEFORE", "is_bias_product"]
+__all__ = [
+    "BLAS",
+    "IN_PLACE_IN_BACKWARD",
+    "IN_PLACE_SUMS",
+    "ON_META",
+    "WORKSPACES_AFTER",
+    "WORKSPACES_BEFORE",
+    "is_bias_product",
+]
 
 aten = torch.ops.aten
 
@@ -41,7 +50,8 @@ def _softmax_backward(args: tuple[Any, ...]) -> list[int]:
 
 
 def _norm_of_many(args: tuple[Any, ...]) -> list[int]:
-    return [kernels.foreach_norm_workspace([tensor.numel() for tensor in args[0]])]
+    sizes = [tensor.numel() for tensor in args[0]]
+    return [kernels.foreach_norm_workspace(len(sizes), max(sizes))] if sizes else []
 
 
 WORKSPACES_AFTER: dict[Any, Callable[[tuple[Any, ...]], list[int]]] = {
@@ -74,5 +84,17 @@ def _first(a: torch.Tensor, *_: Any) -> torch.Tensor:
 IN_PLACE_IN_BACKWARD: dict[Any, Callable[..., torch.Tensor]] = {
     aten.index_put.default: _first,
     aten._index_put_impl.default: _first,
+    aten.scatter.src: _first,
+    aten.scatter_add.default: _first,
 }
 """index_backward fills its zeros in place; out of place only under a mode (torch/csrc/autograd/FunctionsManual.cpp)."""
+
+
+def _grouped_mm(
+    a: torch.Tensor, b: torch.Tensor, offsets: Any = None, bias: Any = None, out_dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    return _create_grouped_mm_output_tensor(a, b, offsets, out_dtype)
+
+
+ON_META: dict[Any, Callable[..., Any]] = {aten._grouped_mm.default: _grouped_mm}
+"""Operators whose meta kernel refuses what devices run: experts in fp16 and fp32 (ATen/native/GroupedMMUtils.h)."""

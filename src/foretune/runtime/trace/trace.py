@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -27,7 +27,7 @@ from foretune.runtime.trace.recorder import Birth, Recorder
 from foretune.runtime.trace.stand_ins import cuda_paths
 from foretune.runtime.update import Batch, run_update
 
-__all__ = ["Trace", "trace_memory"]
+__all__ = ["Trace", "record_run", "trace_memory"]
 
 
 class Trace(NamedTuple):
@@ -52,18 +52,29 @@ def trace_memory(
 
     `raw_config` is the model's config.json. Raises ConfigError and UnsupportedError for what cannot be built.
     """
-    recorder = Recorder(stack, shape.vocab_size)
-    with _quiet_collector(), cuda_paths(kernels_of(device, stack)), _backward_noticed(recorder):
-        run = _Run(recorder, config, shape, raw_config, stack)
-        with recorder:
-            run.train()
-            num_events = len(recorder.events)
+    recorder = Recorder(stack.on(device), shape.vocab_size)
+    program = record_run(recorder, cuda_paths(kernels_of(device, stack)), config, shape, raw_config)
     facts = facts_of(config, shape)
-    program = recorder.program(num_events)
     figures = figures_of(program)
     requested = _requested_peak(program, recorder.births)
     estimate = assemble("traced", figures, facts, device, stack, requested_bytes=requested)
     return Trace(estimate, program, recorder.births, figures.peak_position)
+
+
+def record_run(
+    recorder: Recorder,
+    paths: AbstractContextManager[None],
+    config: TrainingConfig,
+    shape: ModelShape,
+    raw_config: Mapping[str, Any],
+) -> Program:
+    """Run a fine-tune without data under a device's paths; the recorder has its births."""
+    with _quiet_collector(), paths, _backward_noticed(recorder):
+        run = _Run(recorder, config, shape, raw_config, recorder.stack)
+        with recorder:
+            run.train()
+            num_events = len(recorder.events)
+    return recorder.program(num_events)
 
 
 def _requested_peak(program: Program, births: list[Birth]) -> int:
