@@ -86,11 +86,17 @@ def probe_head_map(model: nn.Module) -> HeadMap:
 
 def _logits_of(model: nn.Module, hidden_BSH: Tensor, head: nn.Linear) -> Tensor:
     """Run the model's own forward with a stub for its backbone and a small head."""
-    from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+    from transformers.modeling_outputs import BaseModelOutputWithPast
+
+    class Output(BaseModelOutputWithPast):
+        def __getattr__(self, name: str) -> None:
+            """What else a model's forward reads off its backbone's output (router logits) is not there."""
+            if name.startswith("__"):
+                raise AttributeError(name)
 
     class Backbone(nn.Module):
         def forward(self, *args: Any, **kwargs: Any) -> Any:
-            return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=hidden_BSH)
+            return Output(last_hidden_state=hidden_BSH)
 
     probe = copy.copy(model)
     probe._modules = {**model._modules}

@@ -1,0 +1,204 @@
+"""Trace as a CPU would run: the check of the recorder against torch's own profiler, which sees a CPU's bytes exactly.
+
+What the CPU's kernels allocate beside their results, in fp32 and on one thread. The rest (order, lifetimes, the
+engine's sums) is the recorder's as for CUDA, and that is what is checked. Convolutions' workspaces are left out.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from itertools import accumulate
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+import torch.nn.functional as F
+import torch.optim.optimizer as optim
+import torch.utils._foreach_utils as foreach_utils
+from torch import Tensor
+
+from foretune.contract import TrainingConfig
+from foretune.memory.stack import FORETUNE
+from foretune.models import ModelShape
+from foretune.runtime.trace.recorder import Recorder
+from foretune.runtime.trace.trace import record_run
+
+__all__ = ["CPU", "CpuTrace", "cpu_paths", "trace_on_cpu"]
+
+aten = torch.ops.aten
+Workspaces = dict[Any, Callable[[tuple[Any, ...]], list[int]]]
+
+CPU = FORETUNE.with_(name="cpu", cublas_bytes=0, cublaslt_bytes=0)
+"""foretune's runtime without CUDA's libraries."""
+
+
+class CpuTrace(NamedTuple):
+    """What a CPU allocates, in requested bytes: its allocator does not round."""
+
+    resident_bytes: int
+    """Alive when the first update begins."""
+    peak_bytes: int
+    events: list[int]
+    """Of the updates, in order: positive for a birth, negative for a death."""
+
+
+def trace_on_cpu(config: TrainingConfig, shape: ModelShape, raw_config: Mapping[str, Any]) -> CpuTrace:
+    """Trace what a fine-tune needs on a CPU with one thread."""
+    recorder = _CpuRecorder(CPU, shape.vocab_size)
+    program = record_run(recorder, cpu_paths(recorder), config, shape, raw_config)
+    begin = program.marks[program.phases.index("forward") - 1]
+    events = [0 if slot < 0 else recorder.births[slot].num_bytes * (1 if size else -1) for slot, size in program.events]
+    resident = sum(events[:begin])
+    return CpuTrace(resident, resident + max(accumulate(events[begin:])), events[begin:])
+
+
+@contextmanager
+def cpu_paths(recorder: Recorder) -> Iterator[None]:
+    """Run what is inside as a CPU would."""
+    get_rng_state, fork_rng = torch.get_rng_state, torch.random.fork_rng
+
+    def tracked_rng_state() -> Tensor:
+        """Checkpointing keeps the generator's state for each layer; it comes by no operator."""
+        state = get_rng_state()
+        recorder.track(state, "random state")
+        return state
+
+    def forked_rng(*args: Any, **kwargs: Any) -> AbstractContextManager[None]:
+        """Backward keeps one more while it recomputes; torch leaves that out for the meta device."""
+        return fork_rng(*args, **{**kwargs, "device_type": "cpu"})
+
+    with ExitStack() as patches:
+        patches.enter_context(patch.object(torch, "get_rng_state", tracked_rng_state))
+        patches.enter_context(patch.object(torch.random, "fork_rng", forked_rng))
+        patches.enter_context(patch.object(F, "scaled_dot_product_attention", _attention))
+        for module in (foreach_utils, optim):
+            name = "_get_fused_kernels_supported_devices"
+            devices = [*getattr(module, name)(), "meta"]
+            patches.enter_context(patch.object(module, name, lambda devices=devices: devices))
+        yield
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """scaled_dot_product_attention of torch on a CPU (aten/src/ATen/native/transformers/sdp_utils_cpp.cpp)."""
+    if attn_mask is not None and attn_mask.dtype is torch.bool:
+        attn_mask = _additive(attn_mask, query)
+    is_flash = (
+        dropout_p == 0.0
+        and query.shape[-1] == key.shape[-1] == value.shape[-1]
+        and all(t.stride(-1) == 1 for t in (query, key, value))
+        and (enable_gqa or query.shape[1] == key.shape[1])
+    )
+    if is_flash:
+        return aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
+        )[0]
+    return _math(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+
+def _additive(allowed: Tensor, like: Tensor) -> Tensor:
+    """convert_boolean_attn_mask: where(mask, 0, -inf)."""
+    return torch.zeros_like(allowed, dtype=like.dtype)
+
+
+def _math(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    dropout: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Tensor:
+    """_scaled_dot_product_attention_math of torch 2.13: the mask is added in place, softmax looks for empty rows."""
+    factor = math.sqrt(scale if scale is not None else q.shape[-1] ** -0.5)
+    q = q * factor
+    if is_causal:
+        mask = _additive(torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril(), q)
+    if enable_gqa and q.shape[1] != k.shape[1]:
+        n = q.shape[1] // k.shape[1]
+        k, v = k.repeat_interleave(n, -3), v.repeat_interleave(n, -3)
+    attn = torch.matmul(q, k.transpose(-2, -1) * factor)
+    if mask is not None:
+        attn.add_(mask)
+    attn = aten._safe_softmax(attn, -1)
+    if dropout:
+        attn = F.dropout(attn, dropout)
+    return torch.matmul(attn, v)
+
+
+def _flash_block(num_queries: int, num_keys: int) -> tuple[int, int]:
+    queries = 256 if num_queries >= 768 else 64 if num_queries >= 192 else 32
+    return min(queries, num_queries), min(512, num_keys)
+
+
+def _flash_forward(args: tuple[Any, ...]) -> list[int]:
+    """Scores, maxima, sums and output of one block of queries (aten/src/ATen/native/cpu/FlashAttentionKernel.cpp)."""
+    rows, columns = _flash_block(args[0].shape[2], args[1].shape[2])
+    return [4 * rows * (columns + 2 + args[0].shape[3])]
+
+
+def _flash_backward(args: tuple[Any, ...]) -> list[int]:
+    """The incoming gradient made contiguous, two blocks of scores, one sum for each query."""
+    grad = args[0]
+    rows, columns = _flash_block(args[1].shape[2], args[2].shape[2])
+    copy = 0 if grad.transpose(1, 2).is_contiguous() else 4 * grad.numel()
+    return [copy, 4 * 2 * rows * columns, 4 * rows]
+
+
+def _layer_norm_backward(args: tuple[Any, ...]) -> list[int]:
+    """Partial sums of both parameters' gradients for one thread (aten/src/ATen/native/cpu/layer_norm_kernel.cpp)."""
+    return [2 * math.prod(args[2]) * 4] if any(args[7][1:]) else []
+
+
+def _sort(args: tuple[Any, ...]) -> list[int]:
+    """Positions of a whole-number sort (aten/src/ATen/native/cpu/SortingKernel.cpp)."""
+    return [] if args[0].dtype.is_floating_point else [args[0].numel() * 8]
+
+
+def _cumsum(args: tuple[Any, ...]) -> list[int]:
+    """Whole numbers are summed as int64, from a copy (aten/src/ATen/native/ReduceOps.cpp)."""
+    return [] if args[0].dtype.is_floating_point or args[0].dtype is torch.int64 else [args[0].numel() * 8]
+
+
+AFTER: Workspaces = {
+    aten.cumsum.default: _cumsum,
+    aten.sort.default: _sort,
+    aten._scaled_dot_product_flash_attention_for_cpu.default: _flash_forward,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _flash_backward,
+    aten.native_layer_norm_backward.default: _layer_norm_backward,
+}
+"""Temporaries that a kernel allocates after its results."""
+
+BEFORE: Workspaces = {}
+
+
+class _CpuRecorder(Recorder):
+    """Records what a CPU's kernels allocate."""
+
+    devices = frozenset({"meta", "cpu"})
+    before, after = BEFORE, AFTER
+
+    def temporaries(self, sizes: Sequence[int], name: str) -> None:
+        """A kernel's locals die last first."""
+        for slot in reversed([self.allocate(size, name) for size in sizes if size]):
+            self.free(slot)
+
+    def _safe_softmax(self, args: tuple[Any, ...]) -> Tensor:
+        """As torch 2.13 runs it: rows without any score are zeroed in place."""
+        with self:
+            x = args[0]
+            out = aten._softmax(x, args[1], False)
+            masked = torch.isneginf(x)
+            rows = masked.all(args[1], keepdim=True)
+            del rows, masked
+            return out
