@@ -4,7 +4,8 @@ The command line prints what these return. What only reads a catalogue or a file
 named here so that there is one place to import from.
 """
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from foretune.contract import (
     LoadedConfig,
@@ -28,6 +29,7 @@ from foretune.memory import (
     estimate_memory,
     published_quantized_because,
 )
+from foretune.memory.qualify import require_device
 from foretune.models import (
     ModelEntry,
     ModelShape,
@@ -35,20 +37,25 @@ from foretune.models import (
     adapted_params,
     list_models,
     quantizable_params,
+    resolve_config,
     resolve_model,
     resolve_targets,
 )
+from foretune.traces import AliveTensors, Timeline, alive_at, events_of, timeline_of
 from foretune.values import Value
 
 if TYPE_CHECKING:
     from foretune.contract import dump_config, json_schema
     from foretune.devices import Detection, detect_devices
+    from foretune.runtime.trace import Trace
 
 __all__ = [
+    "AliveTensors",
     "Detection",
     "DeviceSpec",
     "EstimateAnswer",
     "Fit",
+    "Library",
     "LoadedConfig",
     "MemoryEstimate",
     "ModelEntry",
@@ -56,6 +63,9 @@ __all__ = [
     "ModelSummary",
     "Origin",
     "StackProfile",
+    "Timeline",
+    "TraceAnswer",
+    "Traced",
     "TrainingConfig",
     "build_config",
     "describe_model",
@@ -71,8 +81,13 @@ __all__ = [
     "list_models",
     "load_config",
     "parse_config",
+    "resolve_config",
     "resolve_model",
+    "trace",
 ]
+
+INSTALLED = "installed"
+"""The stack of foretune's own profile on the libraries of this machine."""
 
 
 class EstimateAnswer(Value, frozen=True, kw_only=True):
@@ -95,6 +110,43 @@ class EstimateAnswer(Value, frozen=True, kw_only=True):
         if self.unknown_because is not None:
             return "unknown"
         return None if self.fit is None else self.fit.verdict
+
+
+class Library(Value, frozen=True, kw_only=True):
+    """A library that took part."""
+
+    name: str
+    version: str
+
+
+class TraceAnswer(EstimateAnswer, frozen=True, kw_only=True):
+    """What a fine-tune needs by the real program, and whether that fits."""
+
+    estimate: MemoryEstimate
+    """Of the kind `traced`."""
+    alive: tuple[AliveTensors, ...]
+    """What is alive at the peak, the largest first; with the allocator's slack it is what is allocated."""
+    num_events: int
+    """Allocations, frees and emptied caches, from loading to the second update."""
+    libraries: tuple[Library, ...]
+    """On which the program ran."""
+    remarks: tuple[str, ...] = ()
+    """What Transformers said about the program, for example that a kernel is replaced by a reference."""
+
+
+class Traced(NamedTuple):
+    """A trace's answer, and the program that it rests on."""
+
+    answer: TraceAnswer
+    trace: "Trace"
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Yield every allocation and free, as `--events` writes them (docs/events.md)."""
+        return events_of(self.trace.program, self.trace.births)
+
+    def timeline(self, num_points: int = 400) -> Timeline:
+        """Follow the components over the program, at about so many of its events."""
+        return timeline_of(self.trace.program, num_points)
 
 
 class ModelSummary(Value, frozen=True, kw_only=True):
@@ -169,12 +221,83 @@ def estimate(
     )
 
 
+def trace(
+    config: TrainingConfig,
+    *,
+    device: DeviceSpec | None = None,
+    offline: bool = False,
+    stack: StackProfile = FORETUNE,
+    shape: ModelShape | None = None,
+    raw_config: Mapping[str, Any] | None = None,
+) -> Traced:
+    """Trace the memory that a fine-tune needs: the real program, from loading to the second update, without data.
+
+    Needs the extra `train`, and neither weights nor a GPU. `shape` and `raw_config` (its config.json) are for a caller
+    who has resolved the model. Raises ConfigError, UnsupportedError, ModelAccessError and MissingDependencyError.
+
+        config = build_config({"model.id": "Qwen/Qwen2.5-0.5B", "lora.rank": 16}).config
+        trace(config).answer.estimate.allocated_bytes
+    """
+    from foretune.runtime.border import foreign_border
+    from foretune.runtime.libraries import libraries_for, require_libraries
+    from foretune.runtime.qualify import require_runnable
+
+    require_runnable(config, stack)
+    if device is not None:
+        require_device(config, device)
+    versions = require_libraries(*libraries_for(config))
+    source = config.model
+    if shape is None:
+        shape = resolve_model(source.id, revision=source.revision, offline=offline)
+    if raw_config is None:
+        raw_config = resolve_config(source.id, revision=source.revision, offline=offline)
+    with foreign_border(shape.id, config.attention) as remarks:
+        from foretune.runtime.trace import trace_memory
+
+        traced = trace_memory(config, shape, _without_names(raw_config), device, stack=stack)
+    fit = None
+    if device is not None:
+        fit = assess_fit(traced.estimate, config, shape, device, stack=stack, program=traced.program)
+    answer = TraceAnswer(
+        config=config,
+        estimate=traced.estimate,
+        fit=fit,
+        model=shape.id,
+        total_params=shape.total_params,
+        unknown_because=published_quantized_because(shape),
+        alive=alive_at(traced.program, traced.births, traced.peak_position),
+        num_events=len(traced.program.events),
+        libraries=tuple(Library(name=name, version=version) for name, version in versions.items()),
+        remarks=tuple(remarks),
+    )
+    return Traced(answer, traced)
+
+
+def _without_names(raw_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out what Transformers once wrote into a config.json about itself; it changes nothing about the model."""
+    return {key: value for key, value in raw_config.items() if key not in ("_name_or_path", "_commit_hash")}
+
+
 def find_stack(name: str) -> StackProfile:
-    """Return the stack profile of that name. Raises ConfigError with the names that there are."""
+    """Return the stack profile of that name; `installed` is foretune's own on the libraries of this machine.
+
+    Raises ConfigError with the names that there are; for `installed` MissingDependencyError and, outside the tested
+    ranges, UnsupportedError, each with the line to run.
+    """
+    if name == INSTALLED:
+        return _installed_stack()
     profile = PROFILES.get(name)
     if profile is None:
-        raise ConfigError(f"{name[:60]!r} is no stack profile.", hint=f"There are: {', '.join(PROFILES)}.")
+        names = ", ".join((*PROFILES, INSTALLED))
+        raise ConfigError(f"{name[:60]!r} is no stack profile.", hint=f"There are: {names}.")
     return profile
+
+
+def _installed_stack() -> StackProfile:
+    from foretune.runtime.libraries import installed_versions, require_libraries
+
+    present = [name for name, version in installed_versions().items() if version or name != "bitsandbytes"]
+    return FORETUNE.with_(**{"bitsandbytes": "not installed", **require_libraries(*present)})
 
 
 def describe_model(shape: ModelShape) -> ModelSummary:

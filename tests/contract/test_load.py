@@ -1,5 +1,6 @@
 """Files and command lines become configurations, and everything wrong is said at once."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -525,3 +526,10 @@ def test_a_model_id_is_a_path_only_where_it_looks_like_one_or_exists(
     assert build_config({"model.id": "~/m"}).config.model.id == str(tmp_path / "m")
     (tmp_path / "local").mkdir()
     assert build_config({"model.id": "local"}).config.model.id == str(tmp_path / "local")
+
+
+def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    pipe = tmp_path / "run.yaml"
+    os.mkfifo(pipe)
+    with pytest.raises(ConfigError, match="not a regular file"):
+        load_config(pipe)

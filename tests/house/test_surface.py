@@ -13,14 +13,17 @@ from foretune.contract.fields import Leaf, find_field
 
 EVERYWHERE = {"--json", "--color", "--debug", "-h/--help"}
 
+REQUEST = {
+    "--model", "--revision", "--offline", "--method", "--rank", "--alpha", "--targets", "--dtype", "--optimizer",
+    "--seq-len", "--micro-batch", "--accumulation", "--attention", "--loss",
+    "--gradient-checkpointing/--no-gradient-checkpointing", "--gpu", "--vram", "--free", "--detect", "--stack",
+    "--config", "--set", "--check", "--accept", "--explain",
+}  # fmt: skip
+
 SURFACE: dict[str, set[str]] = {
     "": {"--version"},
-    "estimate": {
-        "--model", "--revision", "--offline", "--method", "--rank", "--alpha", "--targets", "--dtype", "--optimizer",
-        "--seq-len", "--micro-batch", "--accumulation", "--attention", "--loss",
-        "--gradient-checkpointing/--no-gradient-checkpointing", "--gpu", "--vram", "--free", "--detect", "--stack",
-        "--config", "--set", "--check", "--accept", "--explain",
-    },
+    "estimate": REQUEST,
+    "trace": {*REQUEST, "--why", "--events", "--plot"},
     "models": set(),
     "models list": {"--search"},
     "models show": {"model", "--revision", "--offline"},

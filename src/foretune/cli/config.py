@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from foretune.cli.commands import Command, Example, Group, LazyCommand, option
+from foretune.cli.files import write_new
 from foretune.cli.output import Reply
 from foretune.cli.terminal import Terminal, escape, wrapped
 from foretune.errors import ConfigError, ForetuneError, Problem
@@ -60,7 +61,7 @@ def init_command(file: str, model: str, method: str, settings: Sequence[str]) ->
     folder = os.path.dirname(file)
     schema_file = os.path.join(folder, SCHEMA_FILE)
     schema = f"{encode_json(json_schema())}\n"
-    _write_new(file, dump_config(loaded.config, comments=True, folder=folder or "."))
+    write_new(file, [dump_config(loaded.config, comments=True, folder=folder or ".")])
     has_schema = _write_missing(schema_file, schema)
     kept = f"{escape(schema_file)} was there and is kept; `foretune config schema` prints the present one."
     return Reply(
@@ -71,24 +72,11 @@ def init_command(file: str, model: str, method: str, settings: Sequence[str]) ->
     )
 
 
-def _write_new(file: str, text: str) -> None:
-    """Write a file that must not exist yet. Raises ConfigError."""
-    try:
-        with open(file, "x", encoding="utf-8", newline="\n") as stream:
-            stream.write(text)
-    except FileExistsError as error:
-        hint = "Choose another name; nothing is overwritten."
-        raise ConfigError("The file exists.", hint=hint, place=file) from error
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(f"The file cannot be written: {reason}.", hint="Choose another place.", place=file) from error
-
-
 def _write_missing(file: str, text: str) -> bool:
     """Write a file unless it is there. Returns whether it was written."""
     if os.path.lexists(file):
         return False
-    _write_new(file, text)
+    write_new(file, [text])
     return True
 
 

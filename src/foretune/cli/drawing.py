@@ -140,10 +140,11 @@ def _row(name: str, num_bytes: int) -> str:
 def _need(needed: "MemoryEstimate", terminal: Terminal) -> Iterator[str]:
     yield from _titled(f"Must be free ({needed.kind})", terminal)
     context = needed.context
-    span = f"{format_bytes(context.low_bytes)} to {format_bytes(context.high_bytes)}"
+    is_known = context.low_bytes == context.high_bytes
+    span = f"{format_bytes(context.low_bytes)} to {format_bytes(context.high_bytes)}: "
     rows = (
         ("reserved", needed.reserved_bytes, "by the allocator at its peak"),
-        ("context, at most", context.high_bytes, f"{span}: {context.basis}"),
+        ("context" if is_known else "context, at most", context.high_bytes, ("" if is_known else span) + context.basis),
         ("safety margin", needed.safety_margin_bytes, needed.safety_margin_basis),
         ("need", needed.need_bytes, f"the process alone: about {format_bytes(needed.process_bytes)}"),
     )

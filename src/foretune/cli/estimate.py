@@ -1,22 +1,37 @@
 """`foretune estimate`: the memory that a fine-tune needs, of what it consists, and whether it fits."""
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from foretune.cli.commands import Command, Example, completes, option
+from foretune.cli.commands import Command, Example
+from foretune.cli.options import request_options
 from foretune.cli.output import Reply
+from foretune.cli.terminal import Terminal
 from foretune.errors import ConfigError, ForetuneError
 
 if TYPE_CHECKING:
-    from foretune.api import EstimateAnswer, StackProfile
+    from foretune.api import EstimateAnswer, ModelShape, StackProfile
     from foretune.contract import LoadedConfig
     from foretune.devices import DeviceSpec
 
-__all__ = ["estimate", "exit_code_for"]
+__all__ = ["Request", "answered", "estimate", "exit_code_for", "reply_with"]
 
 ANSWER_IS_NO = 3
+
+
+class Request(NamedTuple):
+    """What the flags ask for, of one configuration."""
+
+    file: str | None
+    loaded: "LoadedConfig"
+    shape: "ModelShape"
+    device: "DeviceSpec | None"
+    stack: "StackProfile"
+
+
+Answering = Callable[[Request, dict[str, Any]], Reply]
 
 EXAMPLES = [
     Example("Does LoRA fit on this card?", "foretune estimate --model Qwen/Qwen2.5-7B --gpu 'RTX 3090'"),
@@ -35,124 +50,20 @@ EXAMPLES = [
 ]
 
 
-def _model_ids() -> Sequence[str]:
-    from foretune.models import list_models
-
-    return [entry.id for entry in list_models()]
-
-
-def _gpu_names() -> Sequence[str]:
-    from foretune.devices import list_devices
-
-    return [device.name for device in list_devices()]
-
-
-def _words(field: str) -> Any:
-    """Complete the words that a field may hold."""
-
-    def words() -> Sequence[str]:
-        from foretune.contract.fields import Leaf, choices, find_field
-
-        leaf = find_field(field)
-        return choices(leaf.type) if isinstance(leaf, Leaf) else ()
-
-    return completes(words)
-
-
 @click.command(cls=Command, name="estimate", examples=EXAMPLES)
-@option(
-    "--model",
-    group="Model",
-    metavar="ID|PATH",
-    shell_complete=completes(_model_ids),
-    help="Catalogue or hub id, or the path of a config.json or its folder.",
-)
-@option("--revision", group="Model", metavar="REV", help="Branch, tag or commit of the hub.")
-@option("--offline", group="Model", is_flag=True, help="Never ask the hub; catalogue, paths and cache only.")
-@option(
-    "--method",
-    group="Method",
-    metavar="METHOD",
-    shell_complete=completes(lambda: ("full", "lora", "qlora")),
-    help="full, lora or qlora.  [default: lora]",
-)
-@option("--rank", group="Method", metavar="N", help="LoRA's r.  [default: 16]")
-@option("--alpha", group="Method", metavar="X", help="LoRA's alpha.  [default: 32]")
-@option(
-    "--targets",
-    group="Method",
-    metavar="SCOPE|LIST",
-    shell_complete=completes(lambda: ("all-linear", "attention", "mlp")),
-    help="all-linear, attention, mlp, or names: q_proj,v_proj.  [default: all-linear]",
-)
-@option(
-    "--dtype",
-    group="Method",
-    metavar="D",
-    shell_complete=_words("precision.dtype"),
-    help="bf16, fp16 or fp32.  [default: bf16; a file must say it]",
-)
-@option(
-    "--optimizer",
-    group="Method",
-    metavar="NAME",
-    shell_complete=_words("optimizer.name"),
-    help="adamw, adamw_8bit, paged_adamw_8bit or sgd.  [default: adamw]",
-)
-@option("--seq-len", group="Memory", metavar="N", help="Tokens in a row on the device.  [default: 1024]")
-@option("--micro-batch", group="Memory", metavar="N", help="Rows in one forward.  [default: 1]")
-@option("--accumulation", group="Memory", metavar="N", help="Microsteps in an update.  [default: 1]")
-@option(
-    "--attention",
-    group="Memory",
-    metavar="NAME",
-    shell_complete=_words("attention"),
-    help="sdpa, eager or flash_attention_2.  [default: sdpa; eager where the model caps its scores]",
-)
-@option(
-    "--loss",
-    group="Memory",
-    metavar="NAME",
-    shell_complete=_words("loss"),
-    help="stock, chunked or liger.  [default: stock]",
-)
-@option(
-    "--gradient-checkpointing/--no-gradient-checkpointing",
-    group="Memory",
-    default=None,
-    help="Recompute activations in backward, or keep them.  [default: recompute]",
-)
-@option("--gpu", group="Hardware", metavar="NAME", shell_complete=completes(_gpu_names), help="A card by its name.")
-@option("--vram", group="Hardware", metavar="GIB", help="A device by its memory: 24, 24GiB, 15360MiB, 24GB.")
-@option("--free", group="Hardware", metavar="GIB", help="How much of it is free.  [default: all of it]")
-@option("--detect", group="Hardware", is_flag=True, help="This machine's first GPU, and what is free on it.")
-@option("--stack", group="Hardware", metavar="NAME", default="foretune", show_default=True, help="Stack profile.")
-@option(
-    "--config",
-    "configs",
-    group="Configuration",
-    metavar="FILE",
-    multiple=True,
-    type=click.Path(),
-    help="A YAML or JSON file; flags beat it. Several: an answer each (with --json a line each).",
-)
-@option("--set", "settings", group="Configuration", metavar="KEY=VALUE", multiple=True, help="Any field; repeatable.")
-@option("--check", group="Answer", is_flag=True, help="Exit with 3 unless it fits.")
-@option(
-    "--accept",
-    group="Answer",
-    type=click.Choice(["tight"]),
-    metavar="tight",
-    help="With --check: tight is good enough.",
-)
-@option("--explain", group="Answer", is_flag=True, help="Show formula, inputs and source of each component.")
+@request_options
 def estimate(**given: Any) -> Reply | Iterator[Reply | ForetuneError]:
     """Estimate the memory that a fine-tune needs, and whether it fits.
 
     Needs no GPU, no torch and no weights. The hub is asked only for the config.json of a model that the catalogue
     does not have, and never with --offline. Without --gpu, --vram or --detect the need is given without a verdict.
     """
-    replies = _replies(given)
+    return answered(given, _reply)
+
+
+def answered(given: dict[str, Any], reply_to: Answering) -> Reply | Iterator[Reply | ForetuneError]:
+    """Answer the request of a command's flags: one reply, or for several files one each."""
+    replies = _replies(given, reply_to)
     if len(given["configs"]) > 1:
         return replies
     reply = next(replies)
@@ -161,11 +72,11 @@ def estimate(**given: Any) -> Reply | Iterator[Reply | ForetuneError]:
     return reply
 
 
-def _replies(given: dict[str, Any]) -> Iterator[Reply | ForetuneError]:
-    from foretune.api import find_stack
-    from foretune.cli.request import chosen_device, requested_configs
+def _replies(given: dict[str, Any], reply_to: Answering) -> Iterator[Reply | ForetuneError]:
+    from foretune import api
+    from foretune.cli.request import chosen_device, requested_configs, with_default_attention
 
-    device, stack = chosen_device(given), find_stack(given["stack"])
+    device, stack = chosen_device(given), api.find_stack(given["stack"])
     if given["accept"] and not given["check"]:
         raise ConfigError("--accept says what --check accepts.", hint="Add --check.")
     if given["check"] and device is None:
@@ -176,32 +87,41 @@ def _replies(given: dict[str, Any]) -> Iterator[Reply | ForetuneError]:
             yield loaded
             continue
         try:
-            yield _reply(file, loaded, device, stack, given)
+            source = loaded.config.model
+            shape = api.resolve_model(source.id, revision=source.revision, offline=given["offline"])
+            loaded = with_default_attention(loaded, shape, has_file=bool(given["configs"]))
+            yield reply_to(Request(file, loaded, shape, device, stack), given)
         except ForetuneError as error:
             yield _located(error, loaded)
 
 
-def _reply(
-    file: str | None,
-    loaded: "LoadedConfig",
-    device: "DeviceSpec | None",
-    stack: "StackProfile",
-    given: dict[str, Any],
-) -> Reply:
+def _reply(request: Request, given: dict[str, Any]) -> Reply:
     from foretune import api
-    from foretune.cli.drawing import draw_estimate
-    from foretune.cli.request import with_default_attention
 
-    source = loaded.config.model
-    shape = api.resolve_model(source.id, revision=source.revision, offline=given["offline"])
-    loaded = with_default_attention(loaded, shape, has_file=bool(given["configs"]))
-    answer = api.estimate(loaded.config, device=device, stack=stack, shape=shape)
+    answer = api.estimate(request.loaded.config, device=request.device, stack=request.stack, shape=request.shape)
+    return reply_with("estimate", answer, request, given)
+
+
+def reply_with(
+    schema: str,
+    answer: "EstimateAnswer",
+    request: Request,
+    given: dict[str, Any],
+    more: Callable[[], dict[str, Any]] = dict,
+    draw_more: Callable[[Terminal], Iterable[str]] = lambda _: (),
+) -> Reply:
+    """Return an answer in both forms; `more` and `draw_more` are added to the document and to the text."""
+    from foretune.cli.drawing import draw_estimate
+
+    def draw(terminal: Terminal) -> Iterator[str]:
+        origins, notes = request.loaded.origins, request.shape.notes
+        yield from draw_estimate(answer, origins, terminal, title=request.file, notes=notes, explain=given["explain"])
+        yield from draw_more(terminal)
+
     return Reply(
-        "estimate",
-        lambda: {**estimate_document(answer, loaded), "config_file": file},
-        lambda terminal: draw_estimate(
-            answer, loaded.origins, terminal, title=file, notes=shape.notes, explain=given["explain"]
-        ),
+        schema,
+        lambda: {**estimate_document(answer, request.loaded), **more(), "config_file": request.file},
+        draw,
         exit_code_for(answer, check=given["check"], accept=given["accept"]),
     )
 

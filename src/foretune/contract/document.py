@@ -4,6 +4,7 @@ ruamel.yaml (imported only here, when a text is read) gives events; the values a
 dates, duplicate keys and deep nesting are refused where they appear and nothing is ever expanded.
 """
 
+import os
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -75,6 +76,8 @@ def read_text(path: str) -> str:
     """Read a UTF-8 file of at most 1 MiB. Raises ConfigError; a byte order mark is skipped."""
     shown = show_path(path)
     try:
+        if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):  # noqa: PTH110, PTH112, PTH113
+            raise ConfigError(f"{shown} is not a regular file.", hint="Give a YAML file.")  # a pipe would wait for ever
         with open(path, "rb") as file:  # noqa: PTH123 (pathlib costs 3 ms of every start)
             data = file.read(LARGEST_FILE_BYTES + 1)
     except IsADirectoryError as error:

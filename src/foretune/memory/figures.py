@@ -82,6 +82,7 @@ def assemble(
     """Put the answer together from a program's figures."""
     config, shape = facts.config, facts.shape
     context = context_bytes(device)
+    attention_kernel = _kernel_name(config, shape, kernels_of(device, stack))
     margin, basis = safety_margin(config, figures.reserved, is_extrapolated=is_extrapolated)
     return MemoryEstimate(
         kind=kind,
@@ -95,7 +96,7 @@ def assemble(
         method=config.method,
         fingerprint=fingerprint(config),
         stack=stack.description,
-        attention_kernel=_kernel_name(config, shape, kernels_of(device, stack)),
+        attention_kernel=attention_kernel,
         requested_bytes=requested_bytes,
         allocated_bytes=figures.allocated,
         reserved_bytes=figures.reserved,
@@ -112,7 +113,7 @@ def assemble(
         ),
         host=host_need(config, shape, facts.trainable_params),
         assumptions=(*_assumptions(config, shape, device, stack), *([EXTRAPOLATED] if is_extrapolated else [])),
-        untested_paths=_untested_paths(config, device),
+        untested_paths=_untested_paths(config, device, attention_kernel),
     )
 
 
@@ -155,13 +156,13 @@ def _assumptions(
 ) -> tuple[str, ...]:
     """State in words what the figures rest on."""
     batch = config.batch
-    texts = [f"Every row has {batch.sequence_length} tokens, padded where it is shorter."]
+    texts = [f"Every row has {batch.sequence_length:,} tokens, padded where it is shorter."]
     if device is None or device.compute_capability is None:
         texts.append("The device's compute capability is taken to be 8.0 or later, on Linux.")
     if batch.accumulation_steps > MAX_MICROSTEPS:
-        texts.append(f"Of {batch.accumulation_steps} microsteps three are replayed; the others repeat the second.")
+        texts.append(f"Of {batch.accumulation_steps:,} microsteps three are replayed; the others repeat the second.")
     if shape.max_positions is not None and batch.sequence_length > shape.max_positions:
-        texts.append(f"{batch.sequence_length} tokens lie beyond the model's context of {shape.max_positions}.")
+        texts.append(f"{batch.sequence_length:,} tokens lie beyond the model's context of {shape.max_positions:,}.")
     if (
         config.quantization is not None
         and stack.has_gemm_4bit
@@ -176,9 +177,11 @@ def _assumptions(
     return tuple(texts)
 
 
-def _untested_paths(config: TrainingConfig, device: DeviceSpec | None) -> tuple[str, ...]:
+def _untested_paths(config: TrainingConfig, device: DeviceSpec | None, attention_kernel: str) -> tuple[str, ...]:
     """Name what no published measurement of a known stack has touched."""
     texts = []
+    if "math" in attention_kernel:
+        texts.append("torch's math attention in this version (its order is that of torch 2.6, where it was measured)")
     is_bf16, capability = config.precision.dtype == "bf16", device.compute_capability if device else None
     if is_bf16 and config.attention == "eager":
         texts.append("eager attention in bf16")

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from foretune.contract import TrainingConfig, check_config
 from foretune.devices import DeviceSpec
 from foretune.errors import ForetuneError
-from foretune.memory.allocator import replay
+from foretune.memory.allocator import Program, replay
 from foretune.memory.answer import Change, Fit, MemoryEstimate, Verdict
 from foretune.memory.components import Facts
 from foretune.memory.estimate import MAX_EVENTS, estimate_recorded, record
@@ -18,6 +18,7 @@ from foretune.units import format_bytes
 __all__ = ["assess_fit", "published_quantized_because"]
 
 NUM_CHANGES = 3
+MOST_STEPS = 16
 MISSING_OF_MARKETING_PERCENT = 7
 """Of the GB on a box the driver reports up to so much less (published nvidia-smi outputs against vendors' sizes)."""
 
@@ -29,6 +30,7 @@ def assess_fit(
     device: DeviceSpec,
     *,
     stack: StackProfile = FORETUNE,
+    program: Program | None = None,
     with_changes: bool = True,
 ) -> Fit:
     """Say whether an estimate fits a device, against what is free now where that is known.
@@ -36,7 +38,7 @@ def assess_fit(
     fits: reserved, the context's upper end and the safety margin are within what is surely there. tight: reserved and
     the context's lower end are within the budget, or the allocator gets by when it empties its cache. does not fit:
     neither. unknown: the model is published only quantized, the device does not run CUDA or shares its memory with
-    the CPU.
+    the CPU. `program` is what a trace rests on; without it the estimate's is recorded where it must be replayed.
     """
     budget = device.free_bytes if device.free_bytes is not None else device.total_bytes
     unknown = _unknown_because(shape, device)
@@ -44,7 +46,7 @@ def assess_fit(
     verdict: Verdict = "unknown"
     because = unknown or ""
     if unknown is None:
-        verdict, because = case.judge(estimate, lambda: record(config, shape, device, stack)[0])
+        verdict, because = case.judge(estimate, lambda: program or _program_of(record(config, shape, device, stack)[0]))
     changes: tuple[Change, ...] = ()
     if verdict in ("tight", "does not fit") and with_changes:
         changes = case.nearest_changes(config, verdict)
@@ -100,8 +102,8 @@ class _Case(NamedTuple):
     stack: StackProfile
     budget: int
 
-    def judge(self, need: MemoryEstimate, recorded: Callable[[], Recording]) -> tuple[Verdict, str]:
-        """Return the verdict and what it rests on; `recorded` gives the program where it must be replayed."""
+    def judge(self, need: MemoryEstimate, program: Callable[[], Program | None]) -> tuple[Verdict, str]:
+        """Return the verdict and what it rests on; `program` is called where it must be replayed."""
         budget, total = self.budget, format_bytes(need.need_bytes)
         is_marketing = self.device.total_is == "marketing" and self.device.free_bytes is None
         sure = budget * (100 - MISSING_OF_MARKETING_PERCENT) // 100 if is_marketing else budget
@@ -120,7 +122,7 @@ class _Case(NamedTuple):
                 f"It may run: without the safety margin and with the smallest context it needs {format_bytes(least)}."
             )
             return "tight", f"{text} To be sure, {more} more must be free. {share}"
-        if need.allocated_bytes <= capacity and _runs_within(capacity, recorded()):
+        if need.allocated_bytes <= capacity and _runs_within(capacity, program()):
             text = "It runs only where the allocator empties its cache each time it is full, which costs time"
             return "tight", f"{text}; without that it reserves {format_bytes(need.reserved_bytes)}. {share}"
         return "does not fit", f"It needs {total}, and the budget is {format_bytes(budget)}: {more} too much. {share}"
@@ -170,7 +172,7 @@ class _Case(NamedTuple):
 
     def _change(self, candidate: _Candidate) -> Change:
         need = estimate_recorded(candidate.recording, candidate.facts, self.device, self.stack)
-        verdict, _ = self.judge(need, lambda: candidate.recording)
+        verdict, _ = self.judge(need, lambda: _program_of(candidate.recording))
         return Change(
             label=candidate.step.label,
             settings=candidate.step.settings,
@@ -203,14 +205,14 @@ class _Case(NamedTuple):
                     return
 
 
-def _runs_within(capacity: int, recording: Recording) -> bool:
-    """Replay the program on an allocator that gets no more than `capacity` and empties its cache when full."""
-    if recording.num_events > MAX_EVENTS:
-        return False
-    return replay(recording.expand().events, capacity=capacity).out_of_memory is None
+def _program_of(recording: Recording) -> Program | None:
+    """Emit the program; None where it is too long to be replayed whole."""
+    return recording.expand() if recording.num_events <= MAX_EVENTS else None
 
 
-MOST_STEPS = 16
+def _runs_within(capacity: int, program: Program | None) -> bool:
+    """Replay a program on an allocator that gets no more than `capacity` and empties its cache when full."""
+    return program is not None and replay(program.events, capacity=capacity).out_of_memory is None
 
 
 class _Step(NamedTuple):

@@ -49,7 +49,6 @@ __all__ = [
     "mm",
     "mul",
     "narrow",
-    "norm_last",
     "pad_last",
     "product",
     "relu",
@@ -63,7 +62,6 @@ __all__ = [
     "split_last",
     "split_rows",
     "square",
-    "sum_all",
     "tanh",
     "to",
     "transpose",
@@ -313,14 +311,6 @@ def mean_last(t: Tensor) -> Tensor:
     return attach(node, Tensor((*t.shape[:-1], 1), t.dtype))
 
 
-def sum_all(t: Tensor) -> Tensor:
-    """A scalar; backward expands it without a copy."""
-    shape = t.shape
-    zero = (0,) * len(shape)
-    node = node_for(lambda grads, node: (_only(grads).view_as(shape, zero),), t)
-    return attach(node, Tensor((), t.dtype))
-
-
 def cat_last(parts: Sequence[Tensor]) -> Tensor:
     """Concatenation on the last dimension: n*s, contiguous; gradients are views."""
     widths = [t.shape[-1] for t in parts]
@@ -403,12 +393,6 @@ def softmax(t: Tensor, dtype: str | None = None, *, is_one_kernel: bool = False)
 
 
 # ------------------------------------------------------------------ norms
-def norm_last(t: Tensor, epsilon: bool = True) -> Tensor:
-    """x * rsqrt(mean(x^2) + eps) of RMSNorm in separate kernels; see its parts."""
-    variance = mean_last(square(t))
-    return mul(t, rsqrt(add_scalar(variance) if epsilon else variance))
-
-
 def _layer_norm_grad(grads: Grads, node: Node, *saved: Tensor) -> Grads:
     grad, (first, second, third) = _only(grads), node.edges
     t = saved[-4]
@@ -446,10 +430,6 @@ def _transposed_product(shape: Shape, dtype: str) -> Tensor:
     """The gradient of a transposed weight, laid out as the weight is."""
     out = product(shape[::-1], dtype)
     return out.view_as(shape, out.strides[::-1])
-
-
-def _is_transposed(t: Tensor) -> bool:
-    return len(t.shape) == 2 and t.strides[0] == 1 and t.strides[1] == t.shape[0] and t.shape[0] > 1
 
 
 def _weight_gradient(shape: Shape, dtype: str, weight_strides: Shape) -> Tensor:

@@ -6,7 +6,7 @@ says where a LoRA goes. Nothing here needs torch, Transformers or weights.
 
 from foretune.models.catalogue import ModelEntry, list_models
 from foretune.models.families import known_model_types, shape_from_config
-from foretune.models.resolve import resolve_model
+from foretune.models.resolve import resolve_config, resolve_model
 from foretune.models.shape import DecoderTraits, LayerKind, ModelShape, ParameterSpec, Projection
 from foretune.models.targets import (
     SCOPES,
@@ -30,6 +30,7 @@ __all__ = [
     "list_models",
     "lora_parameters",
     "quantizable_params",
+    "resolve_config",
     "resolve_model",
     "resolve_saved_modules",
     "resolve_targets",

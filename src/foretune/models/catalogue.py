@@ -16,7 +16,15 @@ from foretune.models.families import shape_from_config
 from foretune.models.shape import ModelShape
 from foretune.values import Value
 
-__all__ = ["ModelEntry", "catalogue_shape", "find_catalogue", "list_models", "near_matches"]
+__all__ = [
+    "CatalogueMatch",
+    "ModelEntry",
+    "catalogue_config",
+    "catalogue_shape",
+    "find_catalogue",
+    "list_models",
+    "near_matches",
+]
 
 
 class ModelEntry(Value, frozen=True, kw_only=True):
@@ -134,12 +142,17 @@ def near_matches(id: str, limit: int = 3) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))[:limit]
 
 
+def catalogue_config(match: CatalogueMatch) -> dict[str, Any]:
+    """Return the keys of the model's config.json that matter."""
+    config: dict[str, Any] = msgspec.json.decode(match.row.config)
+    return config
+
+
 def catalogue_shape(match: CatalogueMatch, *, notes: tuple[str, ...] = ()) -> ModelShape:
     """Describe a model of the catalogue; an alias keeps its own id, and its context length counts as unknown."""
     row = match.row
-    config: dict[str, Any] = msgspec.json.decode(row.config)
     shape = shape_from_config(
-        config,
+        catalogue_config(match),
         id=match.id,
         source="catalogue",
         place=f"the catalogue's config of {row.id}",
@@ -163,7 +176,7 @@ def _has_position_table(shape: ModelShape) -> bool:
 
 def _notes(match: CatalogueMatch) -> tuple[str, ...]:
     row = match.row
-    notes = [f"Config: {row.source}."]
+    notes = [f"The catalogue has its config from: {row.source}."]
     if match.id != row.id:
         notes.append(f"Described as {row.id}, whose architecture it shares; its context length may differ.")
     if row.published_only_as:

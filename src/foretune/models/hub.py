@@ -124,13 +124,19 @@ def published_parameters(id: str, revision: str | None = None) -> int | None:
     return total if isinstance(total, int) and total > 0 else None
 
 
+HUB_OFFLINE = "HF_HUB_OFFLINE is set"
+
+
 def _ask(id: str, path: str) -> Answer:
     try:
         return _get(path)
     except OSError as error:
+        is_set = str(error) == HUB_OFFLINE
+        why = HUB_OFFLINE if is_set else f"the Hub cannot be reached ({type(error).__name__})"
+        remedy = "Unset it" if is_set else "Check the network"
         raise ModelOfflineError(
-            f"{id} is not in the catalogue or the cache, and the Hub cannot be reached ({type(error).__name__}).",
-            hint="Check the network, or pass the path of a config.json.",
+            f"{id} is not in the catalogue or the cache, and {why}.",
+            hint=f"{remedy}, or pass the path of a config.json.",
             field="model",
         ) from None  # the cause may hold the request with its token
 
@@ -138,7 +144,7 @@ def _ask(id: str, path: str) -> Answer:
 def _get(path: str) -> Answer:
     """Send one request. Raises OSError when there is no answer (this is what tests replace)."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        raise ConnectionError("HF_HUB_OFFLINE is set")
+        raise ConnectionError(HUB_OFFLINE)
     try:
         from huggingface_hub import constants, get_session
         from huggingface_hub.errors import HfHubHTTPError

@@ -4,17 +4,16 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from foretune.errors import ConfigError
 from foretune.models import hub
-from foretune.models.catalogue import catalogue_shape, find_catalogue, near_matches
+from foretune.models.catalogue import CatalogueMatch, catalogue_config, catalogue_shape, find_catalogue, near_matches
 from foretune.models.families import shape_from_config
 from foretune.models.shape import ModelShape
 
-__all__ = ["read_config", "resolve_model"]
+__all__ = ["read_config", "resolve_config", "resolve_model"]
 
 MAX_CONFIG_BYTES = 8 << 20
 MAX_DEPTH = 64
@@ -42,18 +41,57 @@ def resolve_model(id_or_path: str, *, revision: str | None = None, offline: bool
     >>> resolve_model("qwen2.5-0.5b").total_params
     494032768
     """
+    found = _find(id_or_path, revision, offline)
+    if isinstance(found, _Known):
+        return catalogue_shape(found.match, notes=found.notes)
+    shape = shape_from_config(
+        found.config, id=found.id, source=found.source, place=found.place, revision=found.revision
+    )
+    return _cross_checked(shape) if found.source == "hub" else shape
+
+
+def resolve_config(id_or_path: str, *, revision: str | None = None, offline: bool = False) -> dict[str, Any]:
+    """Return the config.json of a model as it is written, by the order of `resolve_model`.
+
+    Of a model of the catalogue: the keys that matter. Raises ConfigError and ModelAccessError.
+
+    >>> resolve_config("qwen2.5-0.5b")["hidden_size"]
+    896
+    """
+    found = _find(id_or_path, revision, offline)
+    return catalogue_config(found.match) if isinstance(found, _Known) else found.config
+
+
+class _Known(NamedTuple):
+    """A model that the catalogue answers for."""
+
+    match: CatalogueMatch
+    notes: tuple[str, ...] = ()
+
+
+class _Read(NamedTuple):
+    """A config that was read, and where."""
+
+    config: dict[str, Any]
+    id: str
+    source: Literal["file", "cache", "hub"]
+    place: str
+    revision: str | None = None
+
+
+def _find(id_or_path: str, revision: str | None, offline: bool) -> _Known | _Read:
     _refuse_characters(id_or_path)
     path = _local_config(id_or_path)
     if path is not None:
-        return _shape_of(read_config(path), id=id_or_path, source="file", place=str(path))
+        return _Read(read_config(path), id_or_path, "file", str(path))
     _refuse_id(id_or_path)
     if revision is not None:
         return _at_revision(id_or_path, revision, offline)
     match = find_catalogue(id_or_path)
-    return catalogue_shape(match) if match else _from_hub(id_or_path, None, offline)
+    return _Known(match) if match else _from_hub(id_or_path, None, offline)
 
 
-def _at_revision(id: str, revision: str, offline: bool) -> ModelShape:
+def _at_revision(id: str, revision: str, offline: bool) -> _Known | _Read:
     if not _REVISION.fullmatch(revision) or ".." in revision:
         raise ConfigError(
             f"{revision[:60]!r} is not a revision.", hint="Write a branch, a tag or a 40-hex commit.", field="revision"
@@ -62,26 +100,18 @@ def _at_revision(id: str, revision: str, offline: bool) -> ModelShape:
     full_id = match.id if match else id
     if match and offline and hub.cached_config(full_id, revision) is None:
         note = f"Offline, revision {revision} was not consulted: this is the catalogue's description."
-        return catalogue_shape(match, notes=(note,))
+        return _Known(match, (note,))
     return _from_hub(full_id, revision, offline)
 
 
-def _from_hub(id: str, revision: str | None, offline: bool) -> ModelShape:
+def _from_hub(id: str, revision: str | None, offline: bool) -> _Read:
     found = hub.cached_config(id, revision)
-    source = "cache"
+    source: Literal["cache", "hub"] = "cache"
     if found is None:
         if offline:
             raise _unknown_offline(id, revision)
         found, source = hub.fetch_config(id, revision), "hub"
-    config = _parse(found.text, found.place)
-    shape = _shape_of(config, id=id, source=source, place=found.place, revision=found.revision)
-    return _cross_checked(shape) if source == "hub" else shape
-
-
-def _shape_of(
-    config: Mapping[str, Any], *, id: str, source: str, place: str, revision: str | None = None
-) -> ModelShape:
-    return shape_from_config(config, id=id, source=source, place=place, revision=revision)
+    return _Read(_parse(found.text, found.place), id, source, found.place, found.revision)
 
 
 def _cross_checked(shape: ModelShape) -> ModelShape:

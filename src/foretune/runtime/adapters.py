@@ -10,10 +10,11 @@ __all__ = ["attach_adapters"]
 
 
 def attach_adapters(model: nn.Module, lora: LoraSettings, target_names: list[str]) -> nn.Module:
-    """Freeze the model and attach adapters to the linear layers whose names end in one of `target_names`.
+    """Freeze the model and attach adapters to the linear layers of these names; PEFT compares their ends.
 
-    Returns PEFT's wrapper; the model itself is changed in place. Gradient checkpointing must still be off: PEFT
-    would make the embeddings' output want gradients, which the non-reentrant form does not need.
+    Give full names: a bare `q_proj` would reach a vision tower's too. Returns PEFT's wrapper; the model itself is
+    changed in place. Gradient checkpointing must still be off: PEFT would make the embeddings' output want gradients,
+    which the non-reentrant form does not need.
     """
     from peft import LoraConfig, get_peft_model
     from transformers.pytorch_utils import Conv1D

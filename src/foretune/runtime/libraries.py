@@ -3,9 +3,10 @@
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
+from foretune.contract import TrainingConfig
 from foretune.errors import MissingDependencyError, UnsupportedError
 
-__all__ = ["INSTALL_LINE", "TESTED", "installed_versions", "require_libraries"]
+__all__ = ["INSTALL_LINE", "TESTED", "installed_versions", "libraries_for", "require_libraries"]
 
 INSTALL_LINE = "pip install 'foretune[train]'"
 
@@ -32,6 +33,12 @@ TESTED = {
 def installed_versions() -> dict[str, str | None]:
     """Return each library's version, None where it is not installed."""
     return {name: _version(name) for name in TESTED}
+
+
+def libraries_for(config: TrainingConfig) -> tuple[str, ...]:
+    """Name the libraries that a configuration needs: bitsandbytes only for a quantized base and 8-bit optimizers."""
+    needs_bitsandbytes = config.quantization is not None or config.optimizer.name.endswith("8bit")
+    return tuple(name for name in TESTED if name != "bitsandbytes" or needs_bitsandbytes)
 
 
 def require_libraries(*names: str) -> dict[str, str]:

@@ -109,7 +109,7 @@ class Fields:
 
     def _integer(self, key: str, value: Any, low: int) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
-            raise self.error(key, value, f"a {_kind(value)}, not an integer", f"Write a whole number, at least {low}.")
+            raise self.error(key, value, "not an integer", f"Write a whole number, at least {low}.")
         if not low <= value <= MAX_SIZE:
             raise self.error(key, value, f"outside {low} to 2^40", "No model has such a size: check the config.")
         return value
@@ -127,7 +127,7 @@ class Fields:
         if value is None:
             return False
         if not isinstance(value, bool):
-            raise self.error(key, value, f"a {_kind(value)}, not a boolean", "Write true or false.")
+            raise self.error(key, value, "not a boolean", "Write true or false.")
         return value
 
     def number(self, key: str) -> float | None:
@@ -146,7 +146,7 @@ class Fields:
         value = self.raw(key)
         if value is None or isinstance(value, str):
             return value
-        raise self.error(key, value, f"a {_kind(value)}, not text", "Write a name.")
+        raise self.error(key, value, "not text", "Write a name.")
 
     def section_of(self, key: str) -> Mapping[str, Any]:
         """Return a nested object; null and absent are empty. Raises ConfigError."""
@@ -154,7 +154,7 @@ class Fields:
         if value is None:
             return {}
         if not isinstance(value, Mapping):
-            raise self.error(key, value, f"a {_kind(value)}, not an object", "Write a JSON object here.")
+            raise self.error(key, value, "not an object", "Write a JSON object here.")
         return value
 
     # -- lists ---------------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ class Fields:
         if value is None:
             return None
         if not isinstance(value, (list, tuple)):
-            raise self.error(key, value, f"a {_kind(value)}, not a list", "Write a list.")
+            raise self.error(key, value, "not a list", "Write a list.")
         if len(value) > 4 * MAX_LAYERS:
             raise self.error(key, value, f"a list of {len(value)} entries", "Check the config.")
         return value

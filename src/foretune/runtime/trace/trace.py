@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 from foretune.contract import TrainingConfig
 from foretune.devices import DeviceSpec
+from foretune.errors import UnsupportedError
 from foretune.memory.allocator import Program
 from foretune.memory.answer import MemoryEstimate
+from foretune.memory.components import Facts
 from foretune.memory.figures import assemble, facts_of, figures_of, kernels_of
 from foretune.memory.kernels import MAX_MICROSTEPS, NUM_UPDATES
 from foretune.memory.stack import FORETUNE, StackProfile
@@ -22,7 +24,6 @@ from foretune.runtime.checkpointing import enable_checkpointing
 from foretune.runtime.load import DTYPES, build_model, decoder_linears, model_config
 from foretune.runtime.optimizer import make_optimizer
 from foretune.runtime.step import TrainingStep
-from foretune.runtime.trace.quantized import Traced8bitOptimizer, quantize_on_meta
 from foretune.runtime.trace.recorder import Birth, Recorder
 from foretune.runtime.trace.stand_ins import cuda_paths
 from foretune.runtime.update import Batch, run_update
@@ -70,7 +71,7 @@ def record_run(
 ) -> Program:
     """Run a fine-tune without data under a device's paths; the recorder has its births."""
     with _quiet_collector(), paths, _backward_noticed(recorder):
-        run = _Run(recorder, config, shape, raw_config, recorder.stack)
+        run = _Run(recorder, config, facts_of(config, shape), raw_config, recorder.stack)
         with recorder:
             run.train()
             num_events = len(recorder.events)
@@ -117,6 +118,17 @@ def _backward_noticed(recorder: Recorder) -> Iterator[None]:
         yield
 
 
+def _require_trained(count: int, facts: Facts) -> None:
+    """Refuse a program that trains something else than what the answer says."""
+    if count != facts.trainable_params:
+        raise UnsupportedError(
+            f"{facts.shape.id}: the program trains {count:,} parameters, and {facts.trainable_params:,} are counted; "
+            "it is not traced yet.",
+            hint="Parts beside the language model, modules_to_save and DoRA are such cases.",
+            field="model.id",
+        )
+
+
 class _Run:
     """One fine-tune on the meta device."""
 
@@ -124,7 +136,7 @@ class _Run:
         self,
         recorder: Recorder,
         config: TrainingConfig,
-        shape: ModelShape,
+        facts: Facts,
         raw_config: Mapping[str, Any],
         stack: StackProfile,
     ) -> None:
@@ -137,10 +149,11 @@ class _Run:
         with torch.device("meta"), recorder:
             self._load()
             recorder.enter("prepare")
-            self.model = self._prepare(shape)
+            self.model = self._prepare(facts)
         step.model = self.model
         self.step = step
         self.trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        _require_trained(sum(parameter.numel() for parameter in self.trained), facts)
         head = self.base.get_output_embeddings()
         head.register_forward_pre_hook(self._enter_loss)
         if stack.empties_cache:
@@ -164,6 +177,8 @@ class _Run:
             self.base.quantization_method = "bitsandbytes"
 
     def _quantize(self, name: str, linear: nn.Linear) -> None:
+        from foretune.runtime.trace.quantized import quantize_on_meta  # needs bitsandbytes
+
         settings = self.config.quantization
         assert settings is not None
         compute = DTYPES[settings.compute_dtype_for(self.config.precision)]
@@ -171,12 +186,13 @@ class _Run:
         setattr(self.base.get_submodule(parent), child, quantize_on_meta(linear, settings, compute, self.stack))
 
     # -- prepare
-    def _prepare(self, shape: ModelShape) -> nn.Module:
+    def _prepare(self, facts: Facts) -> nn.Module:
         model = self.base
         lora = self.config.lora
         if lora is not None:
             self.recorder.component = "adapters"
-            names = [projection.name for projection in facts_of(self.config, shape).adapted]
+            prefix = facts.shape.layer_prefix
+            names = [f"{prefix}{i}.{projection.name}" for projection in facts.adapted for i in projection.layers]
             model = attach_adapters(self.base, lora, names)
         self.recorder.component = "activations"
         if self.config.gradient_checkpointing:
@@ -190,6 +206,8 @@ class _Run:
         settings, recorder = self.config.optimizer, self.recorder
         optimizer: Any
         if settings.name.endswith("8bit"):
+            from foretune.runtime.trace.quantized import Traced8bitOptimizer  # needs bitsandbytes
+
             optimizer = Traced8bitOptimizer(settings, self.trained)
         else:
             optimizer = make_optimizer(settings, self.trained)

@@ -1,0 +1,57 @@
+"""Files that a command writes: whole or not at all, and never over another."""
+
+# os.path, as in the contract: pathlib costs 3 ms of every start.
+# ruff: noqa: PTH104, PTH108, PTH112, PTH118, PTH119, PTH120, PTH123
+
+import os
+from collections.abc import Iterable
+
+from foretune.errors import ConfigError
+
+__all__ = ["require_new", "write_new"]
+
+
+def require_new(file: str) -> None:
+    """Raise ConfigError where a file cannot come to be: the name is taken, or there is no such folder."""
+    _refuse_taken(file)
+    if not os.path.isdir(os.path.dirname(file) or "."):
+        raise ConfigError("There is no such folder.", hint="Choose another place.", place=file)
+
+
+def _refuse_taken(file: str) -> None:
+    if os.path.lexists(file):
+        raise ConfigError("The file exists.", hint="Choose another name; nothing is overwritten.", place=file)
+
+
+def write_new(file: str, texts: Iterable[str]) -> None:
+    """Write texts to a file that must not exist yet: beside it first, then under its name in one step.
+
+    Raises ConfigError.
+    """
+    draft = os.path.join(os.path.dirname(file), f".{os.path.basename(file)}.{os.getpid()}.tmp")
+    try:
+        _refuse_taken(file)
+        try:
+            with open(draft, "x", encoding="utf-8", newline="\n") as stream:
+                stream.writelines(texts)
+            _publish(draft, file)
+        finally:
+            if os.path.lexists(draft):
+                os.unlink(draft)
+    except FileExistsError:
+        _refuse_taken(file)
+        raise
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"The file cannot be written: {reason}.", hint="Choose another place.", place=file) from error
+
+
+def _publish(draft: str, file: str) -> None:
+    """Give a file its name, unless there is one of that name; where there are no hard links, by renaming."""
+    try:
+        os.link(draft, file)
+    except FileExistsError:
+        raise
+    except (OSError, NotImplementedError):
+        _refuse_taken(file)
+        os.rename(draft, file)

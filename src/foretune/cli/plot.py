@@ -1,0 +1,306 @@
+"""A traced program as a picture: memory by component over the step, as an SVG that needs nothing else.
+
+Widths follow the cube root of a phase's events, so that a short phase can be seen beside a long one.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+from xml.sax.saxutils import escape as escape_xml
+
+from foretune.cli.drawing import LATER
+from foretune.cli.terminal import escape
+from foretune.units import GIB, MIB, format_bytes
+
+if TYPE_CHECKING:
+    from foretune.api import Timeline, TraceAnswer
+
+__all__ = ["draw_plot"]
+
+WIDTH, HEIGHT = 960, 520
+LEFT, RIGHT, TOP, BOTTOM = 76, 716, 84, 446
+LETTER = 6.4
+"""Width of a letter of 12 px, about."""
+NUM_TICKS = 6
+FARTHEST = 2.2
+"""A line this many times above the program is named at the upper edge instead of drawn."""
+
+# From the Observable 10 palette, whose hues are told apart on white and on black; order and legend say the same.
+COLORS = {
+    "weights": "#4269d0",
+    "adapters": "#6cc5b0",
+    "gradients": "#ff725c",
+    "optimizer states": "#a463f2",
+    "activations": "#3ca951",
+    "logits and loss": "#efb118",
+    "workspaces": "#9c6b4e",
+}
+STACKED = ("weights", "adapters", "optimizer states", "gradients", "activations", "logits and loss", "workspaces")
+
+SHORT = {"forward": "fwd", "backward": "bwd", "optimizer": "opt", "prepare": "prep"}
+
+STYLE = """
+text { font: 12px system-ui, sans-serif; fill: #1b1e23; }
+.head { font-size: 16px; font-weight: 600; }
+.dim { fill: #5a6270; }
+.paper { fill: #ffffff; }
+.band { fill: #eef0f3; }
+.grid { stroke: #c9ced6; stroke-width: 0.5; }
+.line { fill: none; stroke: #1b1e23; stroke-width: 1.5; }
+.card { stroke: #c2261b; stroke-width: 2; stroke-dasharray: 8 4; }
+.need { stroke: #1b1e23; stroke-width: 1; stroke-dasharray: 2 3; }
+.halo { paint-order: stroke; stroke: #ffffff; stroke-width: 4; stroke-linejoin: round; }
+@media (prefers-color-scheme: dark) {
+  text { fill: #e8eaed; }
+  .dim { fill: #a3abb8; }
+  .paper { fill: #15171b; }
+  .band { fill: #20242a; }
+  .grid { stroke: #434a55; }
+  .line, .need { stroke: #e8eaed; }
+  .card { stroke: #ff6b5e; }
+  .halo { stroke: #15171b; }
+}
+"""
+
+
+class _Scale(NamedTuple):
+    """From positions and bytes to the picture."""
+
+    edges: tuple[tuple[int, float], ...]
+    """First positions of the phases and where they stand; last the end of the program."""
+    top_bytes: int
+
+    def x(self, position: float) -> float:
+        """Where an event stands."""
+        start, left = self.edges[0]
+        for stop, right in self.edges[1:]:
+            if position <= stop:
+                return left + (right - left) * (position - start) / max(stop - start, 1)
+            start, left = stop, right
+        return left
+
+    def y(self, num_bytes: float) -> float:
+        """How high a number of bytes stands."""
+        return BOTTOM - (BOTTOM - TOP) * num_bytes / self.top_bytes
+
+
+def draw_plot(answer: "TraceAnswer", timeline: "Timeline") -> str:
+    """Return the picture of a trace as the text of an SVG file."""
+    scale = _scale(answer, timeline)
+    parts = [
+        *_bands(timeline, scale),
+        *_grid(scale),
+        *_areas(timeline, scale),
+        *_reserved(answer, timeline, scale),
+        *_levels(answer, scale),
+        *_peak(answer, timeline, scale),
+        *_headings(answer, timeline, scale),
+        *_legend(answer),
+    ]
+    title, description = _text(_title(answer)), _text(_description(answer))
+    body = "\n".join(parts)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'aria-labelledby="title description">\n<title id="title">{title}</title>\n'
+        f'<desc id="description">{description}</desc>\n<style>{STYLE}</style>\n'
+        f'<rect class="paper" width="{WIDTH}" height="{HEIGHT}"/>\n{body}\n</svg>\n'
+    )
+
+
+def _scale(answer: "TraceAnswer", timeline: "Timeline") -> _Scale:
+    widths = [(band.stop - band.start) ** (1 / 3) for band in timeline.bands]
+    edges, x = [(timeline.bands[0].start, float(LEFT))], float(LEFT)
+    for band, width in zip(timeline.bands, widths, strict=True):
+        x += (RIGHT - LEFT) * width / sum(widths)
+        edges.append((band.stop, x))
+    highest = max(answer.estimate.reserved_bytes, 1)
+    near = [level for level, _, _ in _marked(answer) if level <= highest * FARTHEST]
+    return _Scale(tuple(edges), int(max([highest, *near]) * 1.12))
+
+
+def _marked(answer: "TraceAnswer") -> list[tuple[int, str, str]]:
+    """Levels to mark, where a device was given: bytes, class and name."""
+    fit = answer.fit
+    if fit is None:
+        return []
+    name, has, need = fit.device.name, format_bytes(fit.budget_bytes), answer.estimate.need_bytes
+    card = name if has in name else f"{name}: {has}"
+    return [
+        (fit.budget_bytes, "card", f"{has} free on {name}" if fit.budget_is == "free now" else card),
+        (need, "need", f"need, with context and margin: {format_bytes(need)}"),
+    ]
+
+
+# -- the layers of the picture
+
+
+def _bands(timeline: "Timeline", scale: _Scale) -> Iterator[str]:
+    for number, band in enumerate(timeline.bands):
+        left, right = scale.x(band.start), scale.x(band.stop)
+        name = band.phase.removesuffix(LATER)
+        place = f'x="{left:.1f}" y="{TOP - 18}" width="{right - left:.1f}" height="{BOTTOM - TOP + 18}"'
+        tip = f"<title>{_text(band.phase)}: {band.stop - band.start:,} events</title>"
+        yield f'<rect class="{"paper" if number % 2 else "band"}" {place}>{tip}</rect>'
+        for text in (name, SHORT.get(name, name)):
+            if right - left >= LETTER * len(text) + 4:
+                yield _label((left + right) / 2, TOP - 5, text, "dim", anchor="middle")
+                break
+
+
+def _grid(scale: _Scale) -> Iterator[str]:
+    unit, name = (GIB, "GiB") if scale.top_bytes >= GIB else (MIB, "MiB")
+    step = _nice(scale.top_bytes / unit / NUM_TICKS)
+    for number in range(int(scale.top_bytes / unit / step) + 1):
+        y = scale.y(number * step * unit)
+        yield f'<line class="grid" x1="{LEFT}" x2="{RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        yield _label(LEFT - 8, y + 4, f"{number * step:,.10g} {name}", "dim", anchor="end")
+
+
+def _nice(least: float) -> float:
+    """Return the smallest of 1, 2 and 5 times a power of ten that is not below `least`."""
+    power = 10.0 ** (len(f"{int(least)}") - 1) if least >= 1 else 0.1 if least > 0.1 else 0.01
+    return next((factor * power for factor in (1, 2, 5) if factor * power >= least), 10 * power)
+
+
+def _areas(timeline: "Timeline", scale: _Scale) -> Iterator[str]:
+    """Stack the components. A moment is a pixel wide, the highest of those that fall into it: a peak may be one event
+    of a hundred thousand."""
+    index = {name: number for number, name in enumerate(timeline.components)}
+    highest: dict[int, tuple[int, ...]] = {}
+    for position, column in zip(timeline.positions, timeline.columns, strict=True):
+        pixel = int(scale.x(position))
+        if pixel not in highest or sum(column) > sum(highest[pixel]):
+            highest[pixel] = column
+    xs = [min(x, RIGHT) for pixel in highest for x in (pixel, pixel + 1)]
+    columns = [column for column in highest.values() for _ in range(2)]
+    below = [0] * len(xs)
+    for name in STACKED:
+        above = [base + column[index[name]] for base, column in zip(below, columns, strict=True)]
+        if above != below:
+            line = [(x, scale.y(value)) for x, value in zip(xs, above, strict=True)]
+            back = [(x, scale.y(value)) for x, value in zip(xs, below, strict=True)]
+            points = " ".join(f"{x},{y:.1f}" for x, y in [*line, *reversed(back)])
+            yield f'<polygon fill="{COLORS[name]}" points="{points}"><title>{name}</title></polygon>'
+        below = above
+
+
+def _reserved(answer: "TraceAnswer", timeline: "Timeline", scale: _Scale) -> Iterator[str]:
+    peaks = {phase.phase: phase.reserved_bytes for phase in answer.estimate.phases}
+    corners = [
+        f"{scale.x(edge):.1f},{scale.y(peaks[band.phase]):.1f}"
+        for band in timeline.bands
+        for edge in (band.start, band.stop)
+    ]
+    yield f'<polyline class="line" points="{" ".join(corners)}"><title>reserved, peak of each phase</title></polyline>'
+
+
+def _levels(answer: "TraceAnswer", scale: _Scale) -> Iterator[str]:
+    """Draw the card and the need as lines, a far one as a word at the upper edge."""
+    num_above, marked = 0, _marked(answer)
+    for level, name, text in marked:
+        y = scale.y(level)
+        if y < TOP:
+            yield _label(LEFT + 8, TOP + 16 + 16 * num_above, f"above: {text}", "halo")
+            num_above += 1
+            continue
+        yield f'<line class="{name}" x1="{LEFT}" x2="{RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        y += -5 if level == max(marked)[0] else 15  # outside of the two lines, which may lie close together
+        x, anchor = (LEFT + 8, "start") if name == "card" else (RIGHT - 8, "end")
+        yield _label(x, y, text, "halo", anchor=anchor)
+
+
+def _peak(answer: "TraceAnswer", timeline: "Timeline", scale: _Scale) -> Iterator[str]:
+    position, num_bytes = timeline.peak
+    x, y = scale.x(position), scale.y(num_bytes)
+    yield f'<circle class="line" cx="{x:.1f}" cy="{y:.1f}" r="4"/>'
+    text = f"peak {format_bytes(answer.estimate.allocated_bytes)}"
+    lines = [answer.estimate.reserved_bytes, *(level for level, _, _ in _marked(answer))]
+    is_crowded = any(y - 24 < scale.y(line) <= y for line in lines)
+    is_right = x > (LEFT + RIGHT) / 2
+    place = (x - 8 if is_right else x + 8), (y + 14 if is_crowded else y - 6)
+    yield _label(*place, text, "halo", anchor="end" if is_right else "start")
+
+
+def _headings(answer: "TraceAnswer", timeline: "Timeline", scale: _Scale) -> Iterator[str]:
+    yield _label(LEFT, 28, _title(answer), "head")
+    yield _label(LEFT, 48, _subtitle(answer), "dim")
+    groups: dict[str, list[float]] = {}
+    for band in timeline.bands:
+        groups.setdefault(_part(band.phase), []).extend((scale.x(band.start), scale.x(band.stop)))
+    for name, xs in groups.items():
+        left, right = min(xs), max(xs)
+        line = f'x1="{left + 1:.1f}" x2="{right - 1:.1f}" y1="{BOTTOM + 6}" y2="{BOTTOM + 6}"'
+        yield f'<line class="line" {line}/>'
+        if right - left >= LETTER * len(name):
+            yield _label((left + right) / 2, BOTTOM + 24, name, "", anchor="middle")
+    text = f"{answer.num_events:,} allocations and frees in program order; not to the scale of time"
+    yield _label((LEFT + RIGHT) / 2, BOTTOM + 48, text, "dim", anchor="middle")
+
+
+def _part(phase: str) -> str:
+    if phase in ("load", "prepare"):
+        return "before"
+    return "second update" if phase.endswith(LATER) else "first update"
+
+
+def _legend(answer: "TraceAnswer") -> Iterator[str]:
+    """Name the colours from the top of the stack down, with what each holds at the peak."""
+    sums = {part.name: part.num_bytes for part in answer.estimate.components}
+    x, y = RIGHT + 20, TOP + 4
+    yield _label(x, y - 12, "at the peak (traced)", "dim")
+    y += 8
+    for name in reversed(STACKED):
+        yield f'<rect x="{x}" y="{y - 9}" width="11" height="11" fill="{COLORS[name]}"/>'
+        yield _label(x + 18, y, name)
+        yield _label(WIDTH - 16, y, format_bytes(sums[name]), anchor="end")  # type: ignore[index]
+        y += 20
+    yield _label(x + 18, y, "allocator slack")
+    yield _label(WIDTH - 16, y, format_bytes(sums["allocator slack"]), anchor="end")
+    y += 26
+    needed = answer.estimate
+    for text, num_bytes in (("allocated", needed.allocated_bytes), ("reserved", needed.reserved_bytes)):
+        if text == "reserved":
+            yield f'<line class="line" x1="{x}" x2="{x + 12}" y1="{y - 4}" y2="{y - 4}"/>'
+        yield _label(x + 18, y, text)
+        yield _label(WIDTH - 16, y, format_bytes(num_bytes), anchor="end")
+        y += 20
+
+
+# -- words
+
+
+def _title(answer: "TraceAnswer") -> str:
+    needed = answer.estimate
+    return (
+        f"{needed.model}, {needed.method}: {format_bytes(needed.allocated_bytes)} allocated at the peak ({needed.kind})"
+    )
+
+
+def _subtitle(answer: "TraceAnswer") -> str:
+    batch, config = answer.config.batch, answer.config
+    parts = [config.precision.dtype, f"{batch.micro_batch_size:,} x {batch.sequence_length:,} tokens"]
+    parts += [config.optimizer.name, f"{answer.estimate.attention_kernel.replace(':', '')} attention"]
+    parts += [f"{config.loss} loss", "recomputed activations" if config.gradient_checkpointing else "kept activations"]
+    return ", ".join(parts)
+
+
+def _description(answer: "TraceAnswer") -> str:
+    """Say in words what the picture shows."""
+    needed = answer.estimate
+    parts = sorted(needed.components, key=lambda part: -part.num_bytes)
+    shares = ", ".join(f"{part.name} {format_bytes(part.num_bytes)}" for part in parts if part.num_bytes)
+    marks = "".join(f" {text}." for _, _, text in _marked(answer))
+    return (
+        f"Memory over one fine-tune from loading to the second update, {needed.kind}. The peak lies in "
+        f"{needed.peak_phase}: {shares}. Reserved at most {format_bytes(needed.reserved_bytes)}.{marks}"
+    )
+
+
+def _label(x: float, y: float, text: str, kind: str = "", *, anchor: str = "start") -> str:
+    named = f' class="{kind}"' if kind else ""
+    placed = f' text-anchor="{anchor}"' if anchor != "start" else ""
+    return f'<text{named}{placed} x="{x:.1f}" y="{y:.1f}">{_text(text)}</text>'
+
+
+def _text(text: str) -> str:
+    """Escape for XML; what XML cannot hold (control characters) becomes a visible escape."""
+    return escape_xml(escape(text), {'"': "&quot;"})

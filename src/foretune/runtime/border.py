@@ -1,0 +1,91 @@
+"""The border to torch, Transformers and PEFT: what they raise becomes our errors, what they say is kept.
+
+Nothing here imports them, so that a failing import is caught too.
+"""
+
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from traceback import extract_tb
+
+from foretune.errors import ForetuneError, MissingDependencyError, UnsupportedError
+from foretune.runtime.libraries import INSTALL_LINE
+
+__all__ = ["foreign_border"]
+
+_FOREIGN = ("transformers", "peft", "bitsandbytes")
+_LONGEST = 300
+
+
+class _Listener(logging.Handler):
+    """Keeps each message once."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = " ".join(record.getMessage().split()).removeprefix("[transformers] ")[:_LONGEST]
+        if text not in self.messages:
+            self.messages.append(text)
+
+
+@contextmanager
+def foreign_border(model: str, attention: str) -> Iterator[list[str]]:
+    """Run foreign code quietly. Yields the list that Transformers' warnings are put in.
+
+    Raises MissingDependencyError for a library that cannot be imported, UnsupportedError for what a model's own code
+    raises when it is built or run without data. Our own mistakes pass.
+    """
+    said, silence = _Listener(), _Listener()
+    try:
+        with (
+            warnings.catch_warnings(),
+            _heard("transformers", said),
+            _heard("bitsandbytes", silence),
+        ):
+            warnings.simplefilter("ignore")
+            yield said.messages
+    except ForetuneError as error:
+        if "does not support an attention implementation" not in error.message:
+            raise
+        raise UnsupportedError(
+            f"attention is {attention}, which {model} does not have in Transformers.",
+            hint="Set attention: eager.",
+            field="attention",
+        ) from error
+    except ModuleNotFoundError as error:
+        name = (error.name or "a library").partition(".")[0]
+        raise MissingDependencyError(f"{name} cannot be imported.", hint=f"Run: {INSTALL_LINE}") from error
+    except Exception as error:
+        place = _foreign_place(error)
+        if place is None:
+            raise
+        reason = (str(error).strip().splitlines() or [""])[0][:_LONGEST]
+        raise UnsupportedError(
+            f"{model} cannot be run without data: {type(error).__name__}: {reason} ({place}).",
+            hint="If Transformers trains this model, please report it with the config.json.",
+        ) from error
+
+
+@contextmanager
+def _heard(library: str, listener: logging.Handler) -> Iterator[None]:
+    """Give a library's messages to a listener instead of stderr, and put its logger back."""
+    logger = logging.getLogger(library)
+    before = logger.handlers[:], logger.propagate
+    logger.handlers, logger.propagate = [listener], False
+    try:
+        yield
+    finally:
+        logger.handlers, logger.propagate = before
+
+
+def _foreign_place(error: BaseException) -> str | None:
+    """Return file and line of the innermost frame in a model's own code; None where there is none."""
+    for frame in reversed(extract_tb(error.__traceback__)):
+        parts = frame.filename.replace(os.sep, "/").split("/site-packages/")
+        if len(parts) == 2 and parts[1].split("/")[0] in _FOREIGN:
+            return f"{parts[1]}:{frame.lineno}"
+    return None
