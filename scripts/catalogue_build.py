@@ -4,7 +4,7 @@ A config is reduced to the keys without which the described model would be anoth
 and stays dropped where the ModelShape is the same without it. Models that the collection's README warns about (counts
 that no published total confirms, open tying) are left out.
 
-    python scripts/catalogue_build.py /work/shared/models > src/foretune/models/catalogue.jsonl
+    python scripts/catalogue_build.py FOLDER_OF_CONFIGS > src/foretune/models/catalogue.jsonl
 """
 
 import json

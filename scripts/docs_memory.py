@@ -79,8 +79,14 @@ def _profiles() -> str:
 
 
 def _refused() -> str:
-    rows = [f"| `{r.field}: {str(r.value).lower()}` | {r.why} | {r.instead} |" for r in REFUSED_SETTINGS]
-    rows.append(
-        "| `lora.modules_to_save` | modules trained whole beside adapters are not estimated yet | Leave it empty. |"
+    rows = [f"| `{r.field}: {str(r.value).lower()}` | {r.what} | {r.instead} |" for r in REFUSED_SETTINGS]
+    rows.append("| `lora.modules_to_save` | a module trained whole beside adapters | Leave it empty. |")
+    return "\n".join(
+        [
+            "## Refused by name\n",
+            "| setting | not estimated or traced yet | instead |",
+            "| --- | --- | --- |",
+            *rows,
+            "",
+        ]
     )
-    return "\n".join(["## Refused by name\n", "| setting | because | instead |", "| --- | --- | --- |", *rows, ""])

@@ -10,7 +10,7 @@ __all__ = ["attach_adapters"]
 
 
 def attach_adapters(model: nn.Module, lora: LoraSettings, target_names: list[str]) -> nn.Module:
-    """Freeze the model and attach adapters to the linear layers of these names; PEFT compares their ends.
+    """Freeze the model and attach adapters to the linear layers whose names end in these.
 
     Give full names: a bare `q_proj` would reach a vision tower's too. Returns PEFT's wrapper; the model itself is
     changed in place. Gradient checkpointing must still be off: PEFT would make the embeddings' output want gradients,
