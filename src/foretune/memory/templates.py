@@ -31,18 +31,19 @@ class StandIns(NamedTuple):
     of: tuple[int, ...]
     """For each layer that is emitted, the index in `recorded` of the one that stands for it."""
 
+    alone: frozenset[int]
+    """The stand-ins that stand for one layer only; they know each other by their places."""
+
     @classmethod
     def all_of(cls, num_layers: int) -> "StandIns":
         """Record every layer."""
-        return cls(tuple(range(num_layers)), tuple(range(num_layers)))
+        every = range(num_layers)
+        return cls(tuple(every), tuple(every), frozenset(every))
 
     @property
-    def alone(self) -> dict[int, int]:
-        """The stand-ins that stand for one layer only, with its place."""
-        places: dict[int, list[int]] = {}
-        for place, stand_in in enumerate(self.of):
-            places.setdefault(stand_in, []).append(place)
-        return {stand_in: where[0] for stand_in, where in places.items() if len(where) == 1}
+    def places(self) -> dict[int, int]:
+        """Where each of those that stand alone is."""
+        return {stand_in: place for place, stand_in in enumerate(self.of) if stand_in in self.alone}
 
     def shortened(self, num_layers: int) -> "StandIns":
         """Cut one run of layers, from a layer to the next of its stand-in: the shortest that leaves `num_layers` or
@@ -56,7 +57,7 @@ class StandIns(NamedTuple):
 
     def _cuts(self, surplus: int) -> Iterator[tuple[int, int]]:
         """Yield for each layer the cut that begins with it and comes closest to `surplus` layers."""
-        bounds = [-1, *sorted(self.alone.values()), len(self.of)]
+        bounds = [-1, *sorted(self.places.values()), len(self.of)]
         for before, after in pairwise(bounds):
             places: dict[int, list[int]] = {}
             for place in range(before + 1, after):
@@ -97,7 +98,10 @@ def find_stand_ins(signatures: Sequence[object], *, num_last: int = 1) -> StandI
         recorded.append(following)
         seen.add(contexts[following])
     stand_in_of = {contexts[layer]: index for index, layer in reversed(list(enumerate(recorded)))}
-    return StandIns(tuple(recorded), tuple(stand_in_of[context] for context in contexts))
+    of = tuple(stand_in_of[context] for context in contexts)
+    return StandIns(
+        tuple(recorded), of, frozenset(i for i, layer in enumerate(recorded) if counts[contexts[layer]] == 1)
+    )
 
 
 class _Part(NamedTuple):
@@ -174,7 +178,7 @@ class Recording(NamedTuple):
 
     def expand(self) -> Program:
         """Emit the events of all layers; sizes are rounded to the allocator's 512 bytes."""
-        alone = self.stand_ins.alone
+        places = self.stand_ins.places
         events: list[tuple[int, int]] = []
         components: list[str] = []
         marks: list[int] = []
@@ -186,7 +190,7 @@ class Recording(NamedTuple):
                     marks.append(len(events))
                 phases.append(part.phase)
             bases[part.visit, real] = len(components)
-            base = [bases[visit, _place(layer, part.layer, real, alone)] for visit, layer in part.references]
+            base = [bases[visit, _place(layer, part.layer, real, places)] for visit, layer in part.references]
             if part.is_emptying:
                 events.append(EMPTY_CACHE)
             events += [(base[r] + k, n) for r, k, n in part.lines]
@@ -281,12 +285,12 @@ def _part(tape: Tape, segment: Segment, end: int, visit: int, born: list[tuple[i
     )
 
 
-def _place(layer: int | None, here: int | None, real: int | None, alone: dict[int, int]) -> int | None:
+def _place(layer: int | None, here: int | None, real: int | None, places: dict[int, int]) -> int | None:
     """Say which layer of the stack the recorded `layer` is, seen from recorded layer `here` that stands for `real`."""
     if layer is None:
         return None
-    if here is None or (here in alone and layer in alone):
-        return alone[layer]
+    if here is None or (here in places and layer in places):
+        return places[layer]
     assert real is not None
     return real + layer - here
 
