@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from models.configs import GPT_OSS, LATENT
 
 from foretune.models import hub
 
@@ -219,18 +220,6 @@ QUANTIZED_LLAMA = {
     "torch_dtype": "bfloat16",
     "quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"},
 }
-GPT_OSS = {
-    "model_type": "gpt_oss",
-    "hidden_size": 2880,
-    "intermediate_size": 2880,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "head_dim": 64,
-    "num_local_experts": 32,
-    "vocab_size": 201088,
-    "quantization_config": {"quant_method": "mxfp4"},
-}
 VISION_LANGUAGE = {
     "model_type": "qwen3_vl",
     "tie_word_embeddings": True,
@@ -252,25 +241,6 @@ VISION_LANGUAGE = {
         "depth": 24,
         "num_heads": 16,
     },
-}
-LATENT = {
-    "model_type": "deepseek_v2",
-    "hidden_size": 2048,
-    "intermediate_size": 10944,
-    "moe_intermediate_size": 1408,
-    "num_hidden_layers": 27,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 16,
-    "kv_lora_rank": 512,
-    "q_lora_rank": None,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "n_routed_experts": 64,
-    "n_shared_experts": 2,
-    "num_experts_per_tok": 6,
-    "first_k_dense_replace": 1,
-    "vocab_size": 102400,
 }
 REMOTE = {
     "model_type": "custom_lm",

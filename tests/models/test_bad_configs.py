@@ -9,20 +9,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from models.configs import LATENT, LLAMA
 
 from foretune.errors import ConfigError, ForetuneError
 from foretune.models import resolve_model, shape_from_config
 
 VARIANTS = [json.loads(line) for line in (Path(__file__).parent / "variants.jsonl").read_text().splitlines()]
-LLAMA = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 128,
-    "vocab_size": 100,
-}
 ODD: st.SearchStrategy[Any] = st.one_of(
     st.none(),
     st.booleans(),
@@ -163,26 +155,7 @@ def test_defaults_that_fill_a_text_config_are_named() -> None:
 
 # shared/cases 104: DeepSeek-V2-Lite's keys; the count is that of a meta-device build.
 def test_latent_attention_has_its_own_formula() -> None:
-    config = {
-        "model_type": "deepseek_v2",
-        "hidden_size": 2048,
-        "intermediate_size": 10944,
-        "moe_intermediate_size": 1408,
-        "num_hidden_layers": 27,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 16,
-        "kv_lora_rank": 512,
-        "q_lora_rank": None,
-        "qk_nope_head_dim": 128,
-        "qk_rope_head_dim": 64,
-        "v_head_dim": 128,
-        "n_routed_experts": 64,
-        "n_shared_experts": 2,
-        "num_experts_per_tok": 6,
-        "first_k_dense_replace": 1,
-        "vocab_size": 102400,
-    }
-    assert shape_from_config(config, id="x", source="file").total_params == 15_706_484_224
+    assert shape_from_config(LATENT, id="x", source="file").total_params == 15_706_484_224
 
 
 @pytest.mark.parametrize(

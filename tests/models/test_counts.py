@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from models.configs import LLAMA
 
 from foretune.models import ModelShape, list_models, resolve_model, shape_from_config
 from foretune.models.families.registry import LANGUAGE_MODELS, family
@@ -83,16 +84,7 @@ def test_gpt2_has_no_linear_layer_that_4_bit_could_reach() -> None:
 
 
 def test_llama_reads_like_its_module_tree() -> None:
-    config = {
-        "model_type": "llama",
-        "hidden_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "intermediate_size": 128,
-        "vocab_size": 100,
-    }
-    shape = shape_from_config(config, id="tiny", source="file")
+    shape = shape_from_config(LLAMA, id="tiny", source="file")
     assert [(p.name, p.shape) for p in shape.before] == [("model.embed_tokens.weight", (100, 64))]
     assert [p.name for p in shape.after] == ["model.norm.weight", "lm_head.weight"]
     assert [(p.name, p.shape) for p in shape.kinds[0].parameters] == [

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from models.configs import GPT_OSS
 
 from foretune.errors import ConfigError, UnsupportedError
 from foretune.models import known_model_types, resolve_model, shape_from_config
@@ -55,19 +56,7 @@ def test_a_quantization_inside_text_config_is_found() -> None:
 
 # shared/cases 101: the size of an unquantized gpt-oss-20b, 20,914,757,184 parameters, is shown.
 def test_mxfp4_is_refused_with_the_unquantized_size() -> None:
-    config = {
-        "model_type": "gpt_oss",
-        "hidden_size": 2880,
-        "intermediate_size": 2880,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "head_dim": 64,
-        "num_local_experts": 32,
-        "vocab_size": 201088,
-        "quantization_config": {"quant_method": "mxfp4"},
-    }
-    error = refusal(config)
+    error = refusal(GPT_OSS)
     assert "mxfp4" in error.message
     assert "20,914,757,184 parameters, 38.96 GiB in bf16" in (error.hint or "")
 

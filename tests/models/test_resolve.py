@@ -6,20 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from models.configs import LLAMA
 
 from foretune.errors import ConfigError, ModelAccessError
 from foretune.models import hub, list_models, resolve_model
 from foretune.models.catalogue import find_catalogue, near_matches
 
-LLAMA = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 128,
-    "vocab_size": 100,
-}
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 TOKEN = "hf_secretsecretsecret"
 
