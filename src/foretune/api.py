@@ -45,8 +45,11 @@ from foretune.traces import AliveTensors, Timeline, alive_at, events_of, timelin
 from foretune.values import Value
 
 if TYPE_CHECKING:
+    import os
+
     from foretune.contract import dump_config, json_schema
     from foretune.devices import Detection, detect_devices
+    from foretune.evidence import EngineName, Prediction, Refusal, Request, ScoreReport, report_of
     from foretune.runtime.trace import Trace
 
 __all__ = [
@@ -62,6 +65,9 @@ __all__ = [
     "ModelShape",
     "ModelSummary",
     "Origin",
+    "Prediction",
+    "Refusal",
+    "ScoreReport",
     "StackProfile",
     "Timeline",
     "TraceAnswer",
@@ -81,8 +87,10 @@ __all__ = [
     "list_models",
     "load_config",
     "parse_config",
+    "report_of",
     "resolve_config",
     "resolve_model",
+    "score",
     "trace",
 ]
 
@@ -193,10 +201,12 @@ def estimate(
     offline: bool = False,
     stack: StackProfile = FORETUNE,
     shape: ModelShape | None = None,
+    with_changes: bool = True,
 ) -> EstimateAnswer:
     """Estimate the memory that a fine-tune needs, and whether a device has it. Nothing is downloaded but a config.
 
-    `shape` is for a caller who has resolved the model. Raises ConfigError, UnsupportedError and ModelAccessError.
+    `shape` is for a caller who has resolved the model; `with_changes` names the nearest changes where the answer is
+    not yes. Raises ConfigError, UnsupportedError and ModelAccessError.
 
         config = build_config({"model.id": "Qwen/Qwen2.5-0.5B", "lora.rank": 16}).config
         estimate(config, device=find_device("rtx 3090")).fit.verdict
@@ -210,7 +220,9 @@ def estimate(
         if because is None:
             raise
         needed = None
-    fit = None if device is None or needed is None else assess_fit(needed, config, shape, device, stack=stack)
+    fit = None
+    if device is not None and needed is not None:
+        fit = assess_fit(needed, config, shape, device, stack=stack, with_changes=with_changes)
     return EstimateAnswer(
         config=config,
         estimate=needed,
@@ -229,18 +241,20 @@ def trace(
     stack: StackProfile = FORETUNE,
     shape: ModelShape | None = None,
     raw_config: Mapping[str, Any] | None = None,
+    with_changes: bool = True,
 ) -> Traced:
     """Trace the memory that a fine-tune needs: the real program, from loading to the second update, without data.
 
     Needs the extra `train`, and neither weights nor a GPU. `shape` and `raw_config` (its config.json) are for a caller
-    who has resolved the model. Raises ConfigError, UnsupportedError, ModelAccessError and MissingDependencyError.
+    who has resolved the model; `with_changes` is as in `estimate`. Raises ConfigError, UnsupportedError,
+    ModelAccessError and MissingDependencyError.
 
         config = build_config({"model.id": "Qwen/Qwen2.5-0.5B", "lora.rank": 16}).config
         trace(config).answer.estimate.allocated_bytes
     """
     from foretune.runtime.border import foreign_border
     from foretune.runtime.libraries import libraries_for, require_libraries
-    from foretune.runtime.qualify import require_runnable
+    from foretune.runtime.qualify import require_runnable, require_same_class
 
     require_runnable(config, stack)
     if device is not None:
@@ -249,6 +263,7 @@ def trace(
     source = config.model
     if shape is None:
         shape = resolve_model(source.id, revision=source.revision, offline=offline)
+    require_same_class(shape, stack)
     if raw_config is None:
         raw_config = resolve_config(source.id, revision=source.revision, offline=offline)
     with foreign_border(shape.id, config.attention) as remarks:
@@ -257,7 +272,9 @@ def trace(
         traced = trace_memory(config, shape, _without_names(raw_config), device, stack=stack)
     fit = None
     if device is not None:
-        fit = assess_fit(traced.estimate, config, shape, device, stack=stack, program=traced.program)
+        fit = assess_fit(
+            traced.estimate, config, shape, device, stack=stack, program=traced.program, with_changes=with_changes
+        )
     answer = TraceAnswer(
         config=config,
         estimate=traced.estimate,
@@ -271,6 +288,47 @@ def trace(
         remarks=tuple(remarks),
     )
     return Traced(answer, traced)
+
+
+def score(
+    file: "str | os.PathLike[str] | None" = None, *, engine: "EngineName" = "estimated", workers: int = 1
+) -> "Iterator[Prediction | Refusal]":
+    """Predict every row of a file of observations, in order; without a file those of the project.
+
+    `report_of` sums up. With more than one worker so many processes answer. Raises EvidenceError, and for `traced`
+    MissingDependencyError.
+
+        report_of(score(), "estimated").summary
+    """
+    from foretune.evidence import read_observations, score_rows
+
+    if engine == "traced":
+        from foretune.runtime.libraries import require_libraries
+
+        require_libraries("torch", "transformers", "peft")
+    answer = _estimated if engine == "estimated" else _traced
+    return score_rows(read_observations(file), engine, answer, workers=workers)
+
+
+def _estimated(request: "Request") -> tuple[MemoryEstimate, Verdict | None]:
+    answer = estimate(
+        request.config, device=request.device, stack=request.stack, shape=request.shape, with_changes=False
+    )
+    if answer.estimate is None:
+        raise UnsupportedError(answer.unknown_because or "")
+    return answer.estimate, answer.verdict
+
+
+def _traced(request: "Request") -> tuple[MemoryEstimate, Verdict | None]:
+    answer = trace(
+        request.config,
+        device=request.device,
+        stack=request.stack,
+        shape=request.shape,
+        raw_config=request.raw_config,
+        with_changes=False,
+    ).answer
+    return answer.estimate, answer.verdict
 
 
 def _without_names(raw_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -329,6 +387,10 @@ def __getattr__(name: str) -> Any:
 
     if name in ("dump_config", "json_schema"):
         return getattr(contract, name)
+    if name in ("Prediction", "Refusal", "ScoreReport", "report_of"):
+        from foretune import evidence
+
+        return getattr(evidence, name)
     if name in ("Detection", "detect_devices"):
         return getattr(devices, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,6 +5,7 @@
     |     +-- UnsupportedError                 2   valid, but not qualified (says what is)
     +-- ModelAccessError                       4   missing token, not granted, not found, offline
     +-- MissingDependencyError(ImportError)    7   names the extra to install
+    +-- EvidenceError(ValueError)              9   unreadable observations; file, line and cause
 
 An error says where, what was got, why it cannot work and what to do. A command that finds several problems
 reports them all at once: `problems` holds one entry for each.
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 
 __all__ = [
     "ConfigError",
+    "EvidenceError",
     "ForetuneError",
     "MissingDependencyError",
     "ModelAccessError",
@@ -100,3 +102,10 @@ class MissingDependencyError(ForetuneError, ImportError):
 
     code = "dependency"
     exit_code = 7
+
+
+class EvidenceError(ForetuneError, ValueError):
+    """Observations cannot be read: no such file, no row in it, or a line that is none."""
+
+    code = "evidence"
+    exit_code = 9

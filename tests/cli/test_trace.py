@@ -285,10 +285,17 @@ def test_installed_stack_has_the_versions_of_this_machine(call, monkeypatch: pyt
         find_stack("installed")
 
 
-def test_another_loop_is_not_traced_under_its_name(call) -> None:
+def test_another_loop_is_traced_with_todays_classes_and_says_so(call) -> None:
     called = call("trace", "--model", "llama", *SHORT, "--stack", "manual-loop")
+    assert called.code == 0
+    assert "stack manual-loop" in called.out
+    assert "laid over the classes of Transformers" in " ".join(called.out.split())
+
+
+def test_a_loop_without_a_chunked_loss_says_so(call) -> None:
+    called = call("trace", "--model", "llama", *SHORT, "--stack", "manual-loop", "--loss", "chunked")
     assert called.code == 2
-    assert "another training loop" in called.err
+    assert "the stack manual-loop has no chunked loss" in called.err
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ ROOMS = (
     "foretune.contract",
     "foretune.devices",
     "foretune.errors",
+    "foretune.evidence",
     "foretune.memory",
     "foretune.models",
     "foretune.runtime",

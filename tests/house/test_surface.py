@@ -24,6 +24,7 @@ SURFACE: dict[str, set[str]] = {
     "": {"--version"},
     "estimate": REQUEST,
     "trace": {*REQUEST, "--why", "--events", "--plot"},
+    "score": {"file", "--engine", "--rows", "--workers"},
     "models": set(),
     "models list": {"--search"},
     "models show": {"model", "--revision", "--offline"},

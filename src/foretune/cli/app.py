@@ -31,6 +31,7 @@ root = Group(
     lazy={
         "estimate": LazyCommand("foretune.cli.estimate", "estimate", "The memory a fine-tune needs, and if it fits."),
         "trace": LazyCommand("foretune.cli.trace", "trace", "The same by the real program, run without data."),
+        "score": LazyCommand("foretune.cli.score", "score", "How far predictions are from what was measured."),
         "models": LazyCommand("foretune.cli.models", "models", "The models whose architecture is known."),
         "devices": LazyCommand("foretune.cli.devices", "devices", "The GPUs that are known, and this machine's."),
         "config": LazyCommand("foretune.cli.config", "config", "Write, check and explain a configuration file."),

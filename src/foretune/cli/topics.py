@@ -17,6 +17,7 @@ EXIT_CODES: tuple[tuple[int, str], ...] = (
     (3, "The answer is no. Only with --check: does not fit, tight (unless --accept tight) or unknown."),
     (4, "The model's config cannot be had: token missing, access not granted, not found, offline."),
     (7, "A library is missing; the message has the install line."),
+    (9, "Observations cannot be read: no such file, no row in it, or a line that is none."),
     (130, "Interrupted (Ctrl-C)."),
     (141, "Whoever read stdout has closed it."),
 )

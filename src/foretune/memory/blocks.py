@@ -23,6 +23,7 @@ from foretune.memory.ops import (
     mean_last,
     mul,
     narrow,
+    product,
     relu,
     repeat_heads,
     rsqrt,
@@ -260,7 +261,12 @@ class LayerNorm:
 # ------------------------------------------------------------------ rotary embedding
 def rotary_tables(dtype: str, position_ids: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """cos and sin of the positions, [1, S, width], computed in fp32."""
-    freqs = _frequencies(to(unsqueeze(position_ids, 2), "f32"), width // 2)
+    if current().rules.rotary_by_product:
+        positions = to(unsqueeze(position_ids, 1), "f32")
+        freqs = transpose(product((positions.shape[0], width // 2, positions.shape[2]), "f32"), 1, 2)
+    else:
+        positions = None
+        freqs = _frequencies(to(unsqueeze(position_ids, 2), "f32"), width // 2)
     emb = cat_last([freqs, freqs])
     cos = scale(like(emb))
     sin = scale(like(emb))

@@ -131,8 +131,8 @@ def kernels_of(device: DeviceSpec | None, stack: StackProfile) -> AttentionKerne
 
 def _kernel_name(config: TrainingConfig, shape: ModelShape, kernels: AttentionKernels) -> str:
     """Name the kernel that attention runs on, and the one of layers whose window is shorter than the rows."""
-    if config.attention == "eager":
-        return "eager"
+    if config.attention != "sdpa":
+        return "eager" if config.attention == "eager" else "flash-attn"
     t = shape.traits
     width = t.head_dim or 0
     is_grouped = t.num_heads != t.num_kv_heads and width <= FLASH_MAX_WIDTH and not kernels.repeats_heads

@@ -47,11 +47,15 @@ class AttentionKernels(NamedTuple):
     """fp32 head widths must be multiples of 4 for the memory-efficient kernel (compute capability 8.0 and later)."""
     repeats_heads: bool = False
     """The caller repeats keys and values for grouped heads before torch sees them."""
+    is_package: bool = False
+    """The flash-attn package's kernel runs, whatever torch would choose."""
 
     def choose(
         self, *, is_half: bool, head_width: int, is_grouped: bool, has_mask: bool
     ) -> Literal["flash", "efficient", "math"]:
         """Choose as torch does: flash, then memory-efficient, then math."""
+        if self.is_package:
+            return "flash"
         if self.has_flash and not has_mask and is_half and head_width <= FLASH_MAX_WIDTH:
             return "flash"
         alignment = 8 if is_half else (4 if self.tensor_core_alignment else 1)

@@ -54,23 +54,29 @@ _UNTRACED = frozenset(
 
 def require_program(config: TrainingConfig, shape: ModelShape, stack: StackProfile) -> None:
     """Raise UnsupportedError for everything about a request whose program is not written, all at once."""
-    problems = [*setting_problems(config, "estimated"), *_shape_problems(config, shape)]
-    if config.loss != "stock" and stack.loss != "own":
-        problems.append(Problem(f"loss: {config.loss} does not exist on the stack {stack.name}.", field="loss"))
+    problems = [*setting_problems(config, stack, "estimated"), *_shape_problems(config, shape)]
+    for what in stack.unwritten:
+        text = f"The stack {stack.name} has {what}, which is not estimated yet."
+        problems.append(Problem(text, f"`foretune trace --stack {stack.name}` runs it.", None, None))
     if problems:
         raise UnsupportedError.of(problems)
 
 
-def setting_problems(config: TrainingConfig, verb: str) -> list[Problem]:
+def setting_problems(config: TrainingConfig, stack: StackProfile, verb: str) -> list[Problem]:
     """List the settings whose memory is not known yet; `verb` says what is not done: estimated, traced."""
     problems = []
     for refusal in REFUSED_SETTINGS:
+        if refusal.field == "attention" and stack.has_flash_package and verb == "traced":
+            continue
         value: object = config
         for name in refusal.field.split("."):
             value = getattr(value, name, None)
         if value == refusal.value:
             text = f"{refusal.field} is {str(refusal.value).lower()}: {refusal.what} is not {verb} yet."
             problems.append(Problem(text, refusal.instead, None, refusal.field))
+    if config.loss == "chunked" and stack.loss != "own":
+        text = f"loss is chunked: the stack {stack.name} has no chunked loss."
+        problems.append(Problem(text, "Set loss: stock, or take the stack foretune.", None, "loss"))
     if config.lora is not None and config.lora.modules_to_save:
         text = f"lora.modules_to_save: a module trained whole beside adapters is not {verb} yet."
         problems.append(Problem(text, "Leave it empty.", None, "lora.modules_to_save"))

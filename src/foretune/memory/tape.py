@@ -54,6 +54,8 @@ class DeviceRules(NamedTuple):
     """Workspace of cublasLt, used as soon as a linear has a bias: one for each thread."""
     sums_in_place: bool = True
     """The engine adds gradients in place where it may; under a dispatch mode (a trace) it never does."""
+    rotary_by_product: bool = False
+    """Rotary angles are a matrix product, which is the first to need cuBLAS (Transformers before 5.24)."""
     softmax_backward_temporary: bool = True
     """Softmax backward first computes grad * output (CUDA)."""
     half_softmax_is_one_kernel: bool = True

@@ -1,7 +1,10 @@
-"""LoRA by PEFT, as the contract asks for it; fp32 matrices, no bias, no input gradients."""
+"""LoRA by PEFT, as the contract asks for it: matrices in the dtype it names, no bias, no input gradients."""
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+import torch
 from torch import nn
 
 from foretune.contract import LoraSettings
@@ -9,8 +12,10 @@ from foretune.contract import LoraSettings
 __all__ = ["attach_adapters"]
 
 
-def attach_adapters(model: nn.Module, lora: LoraSettings, target_names: list[str]) -> nn.Module:
-    """Freeze the model and attach adapters to the linear layers whose names end in these.
+def attach_adapters(
+    model: nn.Module, lora: LoraSettings, target_names: list[str], *, dtype: torch.dtype = torch.float32
+) -> nn.Module:
+    """Freeze the model and attach adapters of a dtype to the linear layers whose names end in these.
 
     Give full names: a bare `q_proj` would reach a vision tower's too. Returns PEFT's wrapper; the model itself is
     changed in place. Gradient checkpointing must still be off: PEFT would make the embeddings' output want gradients,
@@ -33,6 +38,17 @@ def attach_adapters(model: nn.Module, lora: LoraSettings, target_names: list[str
         bias="none",
         task_type="CAUSAL_LM",
     )
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _created_in(dtype):
         warnings.simplefilter("ignore", FutureWarning)  # PEFT asks Transformers by a name that it deprecates
-        return get_peft_model(model, settings)
+        return get_peft_model(model, settings, autocast_adapter_dtype=dtype == torch.float32)
+
+
+@contextmanager
+def _created_in(dtype: torch.dtype) -> Iterator[None]:
+    """Make new layers in a dtype; PEFT itself leaves adapters on meta in torch's default."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

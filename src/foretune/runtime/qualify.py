@@ -1,34 +1,30 @@
 """What the runtime does not run yet, refused by name before anything is imported or built."""
 
 from foretune.contract import TrainingConfig
-from foretune.errors import Problem, UnsupportedError
+from foretune.errors import UnsupportedError
 from foretune.memory.qualify import setting_problems
-from foretune.memory.stack import FORETUNE, StackProfile
+from foretune.memory.stack import StackProfile
+from foretune.models import ModelShape
 
-__all__ = ["require_runnable"]
-
-
-_LOOP = (
-    "has_warmup_block",
-    "load_order",
-    "kbit_upcast",
-    "embeddings_want_grad",
-    "keeps_cache",
-    "passes_mask",
-    "loss",
-    "holds_outputs",
-    "keeps_batch",
-    "zeroes_grads_first",
-    "scales_every_loss",
-)
-"""Fields of a profile that describe another program than the runtime's."""
+__all__ = ["require_runnable", "require_same_class"]
 
 
 def require_runnable(config: TrainingConfig, stack: StackProfile) -> None:
-    """Raise UnsupportedError for every setting and stack that the runtime has no code for, all at once."""
-    problems = setting_problems(config, "traced")
-    if any(getattr(stack, name) != getattr(FORETUNE, name) for name in _LOOP):
-        text = f"The stack {stack.name} is another training loop, and a trace runs foretune's own."
-        problems.append(Problem(text, "Take --stack foretune or installed; `foretune estimate` knows this one."))
+    """Raise UnsupportedError for every setting that the runtime has no code for on this stack, all at once."""
+    problems = setting_problems(config, stack, "traced")
     if problems:
         raise UnsupportedError.of(problems)
+
+
+def require_same_class(shape: ModelShape, stack: StackProfile) -> None:
+    """Raise UnsupportedError where a model's class was another one in the stack's Transformers.
+
+    Up to 4.57 experts were linear layers of their own, which are quantized and adapted; today's are stacked.
+    """
+    is_stacked = shape.count("experts") > 0
+    if is_stacked and int(stack.transformers.split(".")[0]) < 5:
+        raise UnsupportedError(
+            f"{shape.id}: its experts are stacked today; in Transformers {stack.transformers} they were layers of "
+            "their own, and that class is not here to be traced.",
+            field="model.id",
+        )

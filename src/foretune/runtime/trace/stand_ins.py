@@ -79,7 +79,16 @@ def _attention(
     scale: float | None,
     enable_gqa: bool,
 ) -> Tensor:
-    """scaled_dot_product_attention of torch on CUDA (aten/src/ATen/native/transformers/attention.cpp)."""
+    """scaled_dot_product_attention of torch on CUDA (aten/src/ATen/native/transformers/attention.cpp).
+
+    Autocast lowers its inputs; so does Transformers' wrapper of the flash-attn package
+    (modeling_flash_attention_utils.py).
+    """
+    if torch.is_autocast_enabled("cuda") or (kernels.is_package and query.dtype == torch.float32):
+        dtype = torch.get_autocast_dtype("cuda")
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    if kernels.is_package:
+        mask = None
     if kernels.repeats_heads and query.shape[1] != key.shape[1]:
         n = query.shape[1] // key.shape[1]
         key, value, enable_gqa = key.repeat_interleave(n, dim=-3), value.repeat_interleave(n, dim=-3), False

@@ -1,0 +1,164 @@
+"""One fine-tune on the meta device: foretune's own loader, step and loop."""
+
+import gc
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from foretune.contract import TrainingConfig
+from foretune.errors import UnsupportedError
+from foretune.memory.components import Facts
+from foretune.memory.kernels import MAX_MICROSTEPS, NUM_UPDATES
+from foretune.memory.stack import StackProfile
+from foretune.runtime.adapters import attach_adapters
+from foretune.runtime.checkpointing import enable_checkpointing
+from foretune.runtime.load import DTYPES, build_model, decoder_linears, model_config
+from foretune.runtime.optimizer import make_optimizer
+from foretune.runtime.step import TrainingStep
+from foretune.runtime.trace.recorder import Recorder
+from foretune.runtime.update import Batch, run_update
+
+__all__ = ["OwnRun"]
+
+
+def _require_trained(count: int, facts: Facts) -> None:
+    """Refuse a program that trains something else than what the answer says."""
+    if count != facts.trainable_params:
+        raise UnsupportedError(
+            f"{facts.shape.id}: the program trains {count:,} parameters, and {facts.trainable_params:,} are counted; "
+            "it is not traced yet.",
+            hint="Parts beside the language model, modules_to_save and DoRA are such cases.",
+            field="model.id",
+        )
+
+
+class OwnRun:
+    """One fine-tune on the meta device."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        config: TrainingConfig,
+        facts: Facts,
+        raw_config: Mapping[str, Any],
+        stack: StackProfile,
+    ) -> None:
+        self.recorder, self.config, self.facts, self.stack = recorder, config, facts, stack
+        self.base = self._build(raw_config)
+        self.step = TrainingStep(self.base, self.base, is_chunked=config.loss == "chunked")
+        with torch.device("meta"), recorder:
+            self._load()
+            recorder.enter("prepare")
+            self.model = self._prepare()
+        self.step.model = self.model
+        self.trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        _require_trained(sum(parameter.numel() for parameter in self.trained), facts)
+        head = self.base.get_output_embeddings()
+        head.register_forward_pre_hook(self._enter_loss)
+        if stack.empties_cache:
+            recorder.empty_cache()
+        gc.collect()
+
+    def _build(self, raw_config: Mapping[str, Any]) -> nn.Module:
+        attention = self.config.attention
+        made = model_config(raw_config, attention=attention)
+        return build_model(made, dtype=DTYPES[self.config.precision.dtype], device="meta", attention=attention)
+
+    # -- load
+    def _load(self) -> None:
+        """Parameters in module order, quantized as they come; then buffers."""
+        linears = decoder_linears(self.base) if self.config.quantization is not None else {}
+        for name, parameter in self._in_load_order():
+            owner = name.removesuffix(".weight")
+            if owner in linears and name.endswith(".weight"):
+                self._quantize(owner, linears[owner])
+            else:
+                self.recorder.track(parameter, name)
+        for name, buffer in self.base.named_buffers():
+            self.recorder.track(buffer, name)
+        if self.config.quantization is not None:
+            self.base.is_loaded_in_4bit = True  # PEFT asks for these two
+            self.base.quantization_method = "bitsandbytes"
+
+    def _in_load_order(self) -> list[tuple[str, nn.Parameter]]:
+        return list(self.base.named_parameters())
+
+    def _quantize(self, name: str, linear: nn.Linear) -> None:
+        from foretune.runtime.trace.quantized import quantize_on_meta  # needs bitsandbytes
+
+        settings = self.config.quantization
+        assert settings is not None
+        compute = DTYPES[settings.compute_dtype_for(self.config.precision)]
+        parent, _, child = name.rpartition(".")
+        setattr(self.base.get_submodule(parent), child, quantize_on_meta(linear, settings, compute, self.stack))
+
+    # -- prepare
+    def _prepare(self) -> nn.Module:
+        model = self._adapted()
+        self.recorder.component = "activations"
+        if self.config.gradient_checkpointing:
+            enable_checkpointing(self.base)
+        model.train()
+        return model
+
+    def _adapted(self) -> nn.Module:
+        """Attach the adapters, if there are any."""
+        if self.config.lora is None:
+            return self.base
+        self.recorder.component = "adapters"
+        prefix = self.facts.shape.layer_prefix
+        names = [f"{prefix}{i}.{projection.name}" for projection in self.facts.adapted for i in projection.layers]
+        dtype = DTYPES[self.config.precision.adapter_dtype]
+        return attach_adapters(self.base, self.config.lora, names, dtype=dtype)
+
+    # -- updates
+    def train(self) -> None:
+        """Run the updates by the runtime's own loop."""
+        settings = self.config.optimizer
+        self.optimizer = self._optimizer()
+        for update in range(NUM_UPDATES):
+            self.recorder.suffix = "" if update == 0 else " (later)"
+            run_update(self.step, self._batches(), 1, self.optimizer, settings, self.trained)
+
+    def _optimizer(self) -> Any:
+        settings = self.config.optimizer
+        if settings.name.endswith("8bit"):
+            from foretune.runtime.trace.quantized import Traced8bitOptimizer  # needs bitsandbytes
+
+            return Traced8bitOptimizer(settings, self.trained)
+        return make_optimizer(settings, self.trained)
+
+    def _batches(self) -> Iterator[Batch]:
+        """Make each microstep's batch when it is asked for; afterwards the optimizer's phase begins."""
+        for _ in range(self._num_microsteps()):
+            self._begin_forward()
+            yield self._ids(), self._ids()
+            self._count_gradients()
+        self._begin_optimizer()
+
+    def _num_microsteps(self) -> int:
+        return min(self.config.batch.accumulation_steps, MAX_MICROSTEPS)
+
+    def _ids(self) -> Tensor:
+        batch = self.config.batch
+        return torch.empty((batch.micro_batch_size, batch.sequence_length), dtype=torch.long, device="meta")
+
+    # -- phases
+    def _begin_forward(self) -> None:
+        self.recorder.enter(f"forward{self.recorder.suffix}")
+        self.recorder.component = "activations"
+
+    def _count_gradients(self) -> None:
+        for parameter in self.trained:
+            if parameter.grad is not None:
+                self.recorder.count_as(parameter.grad, "gradients")
+
+    def _begin_optimizer(self) -> None:
+        self.recorder.enter(f"optimizer{self.recorder.suffix}")
+        self.recorder.component = "optimizer states"
+
+    def _enter_loss(self, *_: Any) -> None:
+        if not self.recorder.in_backward:
+            self.recorder.enter(f"loss{self.recorder.suffix}")

@@ -1,0 +1,196 @@
+"""From a row to what an engine is asked: settings, nearest settings, stacks, refusals."""
+
+from typing import Any
+
+import pytest
+from evidence.rows import ABSENT, CONFIG, observation
+
+from foretune.contract import TrainingConfig
+from foretune.errors import ConfigError, ForetuneError, UnsupportedError
+from foretune.evidence import choose_stack, request_of
+
+
+def config_of(**changes: Any) -> TrainingConfig:
+    return request_of(observation(**changes)).request.config
+
+
+def because(**changes: Any) -> str:
+    return "; ".join(request_of(observation(**changes)).foreign_because)
+
+
+def test_settings_are_the_rows() -> None:
+    asked = request_of(observation())
+    assert asked.request.config == TrainingConfig.create(
+        model={"id": "made-up/small"},
+        precision={"dtype": "fp16", "adapter_dtype": "fp32"},
+        lora={"rank": 4, "alpha": 8.0, "targets": ("q_proj", "v_proj")},
+        optimizer={"name": "adamw", "implementation": "foreach", "max_grad_norm": None},
+        batch={"micro_batch_size": 2, "sequence_length": 64},
+    )
+    assert asked.request.shape.num_layers == CONFIG["num_hidden_layers"]
+    assert asked.foreign_because == ()
+    assert not asked.leaves_out_first
+    assert request_of(observation(measured__scope="train_steps_after_warmup")).leaves_out_first
+
+
+def test_device_is_the_rows() -> None:
+    device = request_of(observation()).request.device
+    assert device is not None
+    assert (device.name, device.total_bytes, device.total_is) == ("Tesla T4", 15_636_365_312, "reported")
+    assert (device.compute_capability, device.platform) == ("7.5", "linux")
+    nominal = request_of(observation(device__memory_source="nominal")).request.device
+    assert nominal is not None
+    assert nominal.total_is == "marketing"
+
+
+def test_a_device_without_memory_is_the_card_of_its_name_or_none() -> None:
+    known = request_of(observation(device__memory_total_bytes=ABSENT)).request.device
+    assert known is not None
+    assert known.name.endswith("T4")
+    unknown = observation(device={"name": "unknown", "count": 1})
+    assert request_of(unknown).request.device is None
+
+
+def test_nf4_with_its_compute_format() -> None:
+    settings = config_of(
+        training__method="qlora",
+        training__quantization="nf4_double_quant",
+        training__compute_dtype="fp32",
+        training__kbit_upcast=True,
+    ).quantization
+    assert settings is not None
+    assert (settings.scheme, settings.double_quant, settings.compute_dtype) == ("nf4", True, "fp32")
+    plain = config_of(training__method="qlora", training__quantization="nf4").quantization
+    assert plain is not None
+    assert plain.double_quant is False
+
+
+def test_full_trains_every_weight() -> None:
+    config = config_of(
+        training__method="full", training__lora=None, training__base_dtype="bf16", training__adapter_dtype=ABSENT
+    )
+    assert (config.lora, config.precision.dtype, config.method) == (None, "bf16", "full")
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "name", "kernel"),
+    [
+        ("adamw_torch", "adamw", "foreach"),
+        ("adamw_torch_fused", "adamw", "fused"),
+        ("adamw_8bit", "adamw_8bit", None),
+        ("paged_adamw_8bit", "paged_adamw_8bit", None),
+    ],
+)
+def test_optimizers_in_the_contracts_words(optimizer: str, name: str, kernel: str | None) -> None:
+    settings = config_of(training__optimizer=optimizer).optimizer
+    assert (settings.name, settings.implementation) == (name, kernel)
+
+
+def test_clipping_is_the_rows_and_else_the_contracts_default() -> None:
+    assert config_of().optimizer.max_grad_norm is None
+    assert config_of(training__grad_clip=0.5).optimizer.max_grad_norm == 0.5
+    assert config_of(training__grad_clip=ABSENT).optimizer.max_grad_norm == 1.0
+
+
+NEAREST: list[tuple[str, dict[str, Any], Any, str]] = [
+    ("attention", {"training__attention": "flash_attention_2"}, "sdpa", "attention: flash_attention_2"),
+    ("attention", {"training__attention": "unknown"}, "sdpa", "attention: unknown"),
+    ("loss", {"training__loss": "triton_ce"}, "stock", "loss: triton_ce"),
+    ("loss", {"training__loss": "chunked"}, "stock", "loss: chunked"),
+    ("loss", {"training__loss": "liger_fused"}, "chunked", "loss: liger_fused"),
+    ("gradient_checkpointing", {"training__gradient_checkpointing": "reentrant"}, True, "reentrant checkpointing"),
+]
+
+
+@pytest.mark.parametrize(("field", "change", "setting", "reason"), NEAREST)
+def test_a_nearest_setting_makes_a_row_foreign(field: str, change: dict[str, Any], setting: Any, reason: str) -> None:
+    assert getattr(config_of(**change), field) == setting
+    assert reason in because(**change)
+
+
+def test_adamw_tensor_by_tensor_is_nearest_to_fused() -> None:
+    assert config_of(training__optimizer_foreach=False).optimizer.kernel == "fused"
+    assert "tensor by tensor" in because(training__optimizer_foreach=False)
+
+
+def test_capped_scores_are_computed_eagerly() -> None:
+    capped = {**CONFIG, "model_type": "gemma2", "head_dim": 16, "attn_logit_softcapping": 50.0}
+    assert config_of(model__config=capped).attention == "eager"
+    assert "capped" in because(model__config=capped)
+
+
+# -- stacks
+
+STACKS: list[tuple[dict[str, Any], str]] = [
+    ({}, "manual-loop"),
+    ({"torch": "2.10.0+cu128", "transformers": "5.0.0", "peft": "0.19.1"}, "manual-loop-5.0"),
+    (
+        {"os": "windows", "torch": "2.6.0", "transformers": "5.8.1", "peft": "0.19.1", "bitsandbytes": "0.49.2"},
+        "manual-loop-windows",
+    ),
+]
+
+
+@pytest.mark.parametrize(("software", "name"), STACKS)
+def test_a_plain_loop_has_a_profile(software: dict[str, str], name: str) -> None:
+    choice = choose_stack(observation(**{f"software__{key}": value for key, value in software.items()}))
+    assert (choice.profile.name, choice.foreign_because) == (name, ())
+
+
+FOREIGN: list[tuple[dict[str, Any], str]] = [
+    ({"software__driver": "hf_trainer_of_tomorrow"}, "no profile describes the driver hf_trainer_of_tomorrow"),
+    ({"software__driver": "litgpt"}, "no profile describes the driver litgpt"),
+    ({"software__transformers": "4.57.1"}, "transformers 4.57.1, not 5.17"),
+    ({"software__torch": "2.1.0+cu121"}, "torch 2.1.0+cu121, not 2.14"),
+    ({"software__transformers": ABSENT}, "not stated"),
+    ({"software__kernels": ["fast_rope"]}, "kernels: fast_rope"),
+    ({"software__compile": True}, "torch.compile"),
+    ({"training__autocast": "fp16"}, "autocast to fp16"),
+    (
+        {"training__method": "qlora", "training__quantization": "nf4", "training__kbit_upcast": False},
+        "another format than the profile's",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "reason"), FOREIGN)
+def test_what_no_profile_describes_is_foreign(change: dict[str, Any], reason: str) -> None:
+    choice = choose_stack(observation(**change))
+    assert choice.is_foreign
+    assert reason in "; ".join(choice.foreign_because)
+
+
+# -- refusals
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"outcome": "oom"}, "The run failed"),
+    ({"kind": "after_forward"}, "no peak of training"),
+    ({"device__count": 2}, "several devices"),
+    ({"training__parallel__world_size": 8}, "several devices"),
+    ({"training__parallel__strategy": "zero2"}, "divided by zero2"),
+    ({"training__parallel__cpu_offload": True}, "moved to the host"),
+    ({"training__method": "other", "training__method_detail": "dora"}, "Its method is other"),
+    ({"training__method": "lora", "training__lora": None}, "adapters say otherwise"),
+    ({"training__seq_len": None}, "sequence length is not known"),
+    ({"training__micro_batch_size": None}, "micro batch size is not known"),
+    ({"model__config": ABSENT}, "config of its model is not known"),
+    ({"training__quantization": "gptq_int4"}, "gptq_int4"),
+    ({"training__base_dtype": "int8"}, "format of its base weights is int8"),
+    ({"training__compute_dtype": "float8"}, "computes in float8"),
+    ({"training__optimizer": "paged_adamw_32bit"}, "paged_adamw_32bit"),
+    ({"training__optimizer_in_backward": True}, "within backward"),
+    ({"training__gradient_checkpointing": "offloaded"}, "offloaded"),
+    ({"training__attention": "flex"}, "attention is flex"),
+    ({"training__loss": "dpo"}, "loss is dpo"),
+    ({"model__config": {**CONFIG, "model_type": "qwen"}}, "'qwen' is not one of"),
+    ({"model__config": {"hidden_size": 3}}, "model_type"),
+    ({"training__lora__rank": 1 << 40}, "make no configuration"),
+]
+
+
+@pytest.mark.parametrize(("change", "reason"), REFUSED, ids=lambda value: value if isinstance(value, str) else "")
+def test_what_is_not_asked_says_why(change: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ForetuneError) as caught:
+        request_of(observation(**change))
+    assert isinstance(caught.value, (UnsupportedError, ConfigError))
+    assert reason in caught.value.message
