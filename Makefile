@@ -6,16 +6,20 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export OMP_NUM_THREADS = 1
 TORCH := 2.13.0 # pinned and first: any other range may bring gigabytes of CUDA libraries
 
-.PHONY: try test full lint docs bench clean
+.PHONY: try test full trl lint docs bench clean
 
 try: .venv/.core  ## the main job on an embedded default, in seconds
 	$(BIN)/foretune estimate --model Qwen/Qwen2.5-7B --method qlora --gpu "RTX 3060 12GB" --offline
 
 test: lint  ## everything that must hold, without the network once .venv is there
-	$(BIN)/pytest -n 2 -q -m "not full and not gpu"
+	$(BIN)/pytest -n 2 -q -m "not full and not gpu and not trl"
 
 full: lint  ## the same with the full counts
-	$(BIN)/pytest -n 2 -q -m "not gpu"
+	$(BIN)/pytest -n 2 -q -m "not gpu and not trl"
+
+trl: .venv/.dev  ## the trace of SFTTrainer against TRL itself, which is fetched
+	$(PIP) trl==1.16.0
+	$(BIN)/pytest -q -m trl tests/runtime/test_trl_truth.py
 
 lint: .venv/.dev
 	$(BIN)/ruff check --quiet

@@ -55,13 +55,7 @@ def shape_of(case: Case) -> ModelShape:
 
 def bridge_versions() -> list[str]:
     """Give older libraries the names that the runtime calls; says what was bridged."""
-    from transformers import PreTrainedModel
-
     bridged = []
-    kind: Any = PreTrainedModel
-    if not hasattr(kind, "activation_checkpointing_enable"):  # its name from Transformers 5.24 on
-        kind.activation_checkpointing_enable = kind.gradient_checkpointing_enable
-        bridged.append("activation_checkpointing_enable is gradient_checkpointing_enable")
     registrations: Any = importlib.import_module("torch._meta_registrations")
     if not hasattr(registrations, "_create_grouped_mm_output_tensor"):  # experts only; none is measured here
         registrations._create_grouped_mm_output_tensor = None

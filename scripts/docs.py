@@ -16,7 +16,9 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 import click
+from docs_accuracy import accuracy_page
 from docs_memory import memory_page
+from docs_table import markdown_table
 
 from foretune.cli.app import root, run
 from foretune.contract import RULES, settings_table
@@ -77,10 +79,9 @@ def _kind(is_about_qualification: bool) -> str:
     return "not supported" if is_about_qualification else "a contradiction"
 
 
-def markdown_table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    """Draw a Markdown table."""
-    lines = [headings, tuple("---" for _ in headings), *rows]
-    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+def marked(page: str) -> str:
+    """Say below a page's title that it is made."""
+    return page.replace("\n", f"\n\n{MADE}\n", 1)
 
 
 def readme() -> str:
@@ -97,7 +98,8 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/cli.md": cli_page,
     "docs/settings.md": settings_page,
     "docs/rules.md": rules_page,
-    "docs/memory.md": lambda: memory_page().replace("\n", f"\n\n{MADE}\n", 1),
+    "docs/memory.md": lambda: marked(memory_page()),
+    "docs/accuracy.md": lambda: marked(accuracy_page()),
     "README.md": readme,
 }
 

@@ -1,8 +1,12 @@
 """The text of docs/memory.md: formulas, operations, allocator, profiles and families, from the code's docstrings."""
 
+import ast
 import inspect
+import re
+from pathlib import Path
 
-from foretune.memory import PROFILES, StackProfile, allocator, ops
+import foretune
+from foretune.memory import PROFILES, allocator, ops
 from foretune.memory.components import FORMULAS
 from foretune.memory.families import DECODERS
 from foretune.memory.overhead import context_bytes, host_need, safety_margin
@@ -20,11 +24,70 @@ replayed through a model of PyTorch's caching allocator. Nothing is fitted: each
 Figures are *estimated*. Bytes are powers of two: 1 GiB = 2^30 B.
 """
 
+ROOT = Path(foretune.__file__).parent
+RULE_FILES = {
+    "kernels": "memory/kernels.py",
+    "operators": "runtime/trace/rules.py",
+    "paths": "runtime/trace/stand_ins.py",
+    "4-bit, 8-bit": "runtime/trace/quantized.py",
+    "autocast": "runtime/trace/autocast.py",
+    "other loops": "runtime/trace/callers.py",
+    "fused kernels": "runtime/trace/fused.py",
+    "Trainer": "runtime/trace/trainer.py",
+    "TRL": "runtime/trace/trl_head.py",
+}
+RULE_TEXT = """## Rules
+
+What CUDA allocates and tensors without data do not show. The first group is read by estimate and trace alike; the
+others are the trace's, and the estimate's blocks say the same of themselves. *Source*: the file of the library, or the
+publication. *Learnt on*: the runs in which it was seen to hold; empty: the library's text alone. Rules that one stack
+has and another has not are fields of the profiles, below.
+"""
+PROFILE_TEXT = """## Stack profiles
+
+A profile says what one set of versions, a platform and a training loop do. It is keyed by these, never by a source of
+measurements or by a row. `foretune trace --stack NAME` runs one, `--stack installed` takes this machine's versions.
+"""
+ADDING = """### Adding a version of a library
+
+1. Install it, and run `python scripts/fingerprints.py --check`: every model type whose events moved is named, with the
+   first event that differs. No difference: raise the upper bound in `runtime/libraries.py`, and that is all.
+2. Read the library's source at that operator. If the trace runs it by itself (a class of Transformers, PEFT's layers),
+   only the estimate has to follow: change its block, and `make full` says when all events are equal again.
+3. If it is something that tensors without data do not show (a kernel's workspace, a loader, who holds what), it is a
+   rule: a field of `StackProfile` with both values, its text naming the file and the version, read by both engines.
+   The older profiles keep the older value.
+4. Where a GPU is at hand, `python benchmarks/gpu_truth.py` compares every allocation with the device's own.
+5. `python scripts/golden_traces.py`, `python scripts/fingerprints.py` and `python scripts/predictions.py` record what
+   moved; say why in the commit, and raise `ESTIMATOR_VERSION`.
+"""
+
 
 def memory_page() -> str:
     """Put the page together."""
-    parts = [INTRODUCTION, _components(), _need(), _allocator(), _operations(), _families(), _profiles(), _refused()]
-    return "\n".join(parts)
+    parts = [INTRODUCTION, _components(), _need(), _allocator(), _operations(), _families()]
+    return "\n".join([*parts, _rules(), _profiles(), _refused()])
+
+
+def attribute_texts(path: Path, class_name: str) -> dict[str, str]:
+    """Return each attribute of a class with the text below it, in order; `name` is left out."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    body = next(node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == class_name)
+    found: dict[str, str] = {}
+    for node, after in zip(body, [*body[1:], None], strict=True):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id != "name":
+            is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+            found[node.target.id] = " ".join(str(after.value.value).split()) if is_text else ""
+    return found
+
+
+def function_texts(path: Path) -> dict[str, str]:
+    """Return each function and class of a module that has a text, methods too."""
+    found = {}
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node):
+            found[node.name] = " ".join((ast.get_docstring(node) or "").split()).replace("|", "\\|")
+    return found
 
 
 def _text(thing: object) -> str:
@@ -68,14 +131,46 @@ def _families() -> str:
 
 
 def _profiles() -> str:
-    names = list(PROFILES)
-    fields = [field for field in StackProfile.__struct_fields__ if field != "name"]
+    """Every field with its meaning, foretune's own value, and where other profiles differ."""
+    own, others = PROFILES["foretune"], [profile for name, profile in PROFILES.items() if name != "foretune"]
     rows = []
-    for field in fields:
-        values = " | ".join(f"`{getattr(PROFILES[name], field)}`" for name in names)
-        rows.append(f"| `{field}` | {values} |")
-    head = f"## Stack profiles\n\n| | {' | '.join(names)} |\n|{' --- |' * (len(names) + 1)}"
+    for field, text in attribute_texts(ROOT / "memory" / "stack.py", "StackProfile").items():
+        value = getattr(own, field)
+        differing: dict[object, list[str]] = {}
+        for profile in others:
+            if getattr(profile, field) != value:
+                differing.setdefault(getattr(profile, field), []).append(profile.name)
+        elsewhere = "; ".join(f"`{_shown(other)}`: {', '.join(names)}" for other, names in differing.items())
+        rows.append(f"| `{field}` | {text} | `{_shown(value)}` | {elsewhere} |")
+    names = "\n".join(f"- `{profile.description}`" for profile in PROFILES.values())
+    head = f"{PROFILE_TEXT}\n{names}\n\n| field | meaning | foretune | elsewhere |\n|{' --- |' * 4}"
+    return "\n".join([head, *rows, "", ADDING])
+
+
+def _shown(value: object) -> str:
+    return ", ".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
+
+
+def _rules() -> str:
+    """What CUDA does and tensors without data do not show, with where it is read off."""
+    rows = []
+    for title, path in RULE_FILES.items():
+        for name, text in function_texts(ROOT / path).items():
+            what, source, learnt = (part.strip().rstrip(".") for part in _split(text))
+            if source:
+                rows.append(f"| {title} | `{name.lstrip('_')}` | {what} | {source} | {learnt} |")
+    head = f"{RULE_TEXT}\n| of | rule | what it says | source | learnt on |\n|{' --- |' * 5}"
     return "\n".join([head, *rows, ""])
+
+
+def _split(text: str) -> tuple[str, str, str]:
+    """A rule's words, its source and what it was learnt on; a file in brackets counts as the source."""
+    what, _, rest = text.partition("Source:")
+    source, _, learnt = rest.partition("Learnt on:") if rest else ("", "", "")
+    if not learnt:
+        what, _, learnt = what.partition("Learnt on")
+    found = re.search(r"\(([^()]*\.(?:py|cpp|cuh?|h)[^()]*)\)", what)
+    return what, source or (found[1] if found else ""), learnt
 
 
 def _refused() -> str:

@@ -7,7 +7,7 @@ from evidence.rows import ABSENT, CONFIG, observation
 
 from foretune.contract import TrainingConfig
 from foretune.errors import ConfigError, ForetuneError, UnsupportedError
-from foretune.evidence import choose_stack, request_of
+from foretune.evidence import EngineName, StackChoice, choose_stack, request_of
 
 
 def config_of(**changes: Any) -> TrainingConfig:
@@ -108,6 +108,12 @@ def test_a_nearest_setting_makes_a_row_foreign(field: str, change: dict[str, Any
     assert reason in because(**change)
 
 
+def test_foretunes_own_chunked_loss_is_the_contracts() -> None:
+    change = {"software__driver": "foretune", "training__loss": "foretune_chunked"}
+    assert config_of(**change).loss == "chunked"
+    assert "loss" not in because(**change)
+
+
 def test_adamw_tensor_by_tensor_is_nearest_to_fused() -> None:
     assert config_of(training__optimizer_foreach=False).optimizer.kernel == "fused"
     assert "tensor by tensor" in because(training__optimizer_foreach=False)
@@ -128,18 +134,35 @@ STACKS: list[tuple[dict[str, Any], str]] = [
         {"os": "windows", "torch": "2.6.0", "transformers": "5.8.1", "peft": "0.19.1", "bitsandbytes": "0.49.2"},
         "manual-loop-windows",
     ),
+    (
+        {"driver": "foretune", "torch": "2.11.0+cu130", "transformers": "5.17.0", "peft": "0.21.0"},
+        "foretune-5.17",
+    ),
+    (
+        {"driver": "foretune", "torch": "2.13.0", "transformers": "5.24.0", "peft": "0.21.0", "bitsandbytes": "0.50.2"},
+        "foretune",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("software", "name"), STACKS)
-def test_a_plain_loop_has_a_profile(software: dict[str, str], name: str) -> None:
+def test_a_known_loop_has_a_profile(software: dict[str, str], name: str) -> None:
     choice = choose_stack(observation(**{f"software__{key}": value for key, value in software.items()}))
     assert (choice.profile.name, choice.foreign_because) == (name, ())
+
+
+def test_before_its_own_libraries_foretune_makes_rotary_angles_by_a_product() -> None:
+    versions = {"software__torch": "2.11.0", "software__transformers": "5.17.0", "software__peft": "0.21.0"}
+    profile = choose_stack(observation(software__driver="foretune", **versions)).profile
+    assert profile.rotary_by_product
+    assert profile.description.startswith("foretune-5.17: torch 2.11, transformers 5.17, peft 0.21")
 
 
 FOREIGN: list[tuple[dict[str, Any], str]] = [
     ({"software__driver": "hf_trainer_of_tomorrow"}, "no profile describes the driver hf_trainer_of_tomorrow"),
     ({"software__driver": "litgpt"}, "no profile describes the driver litgpt"),
+    ({"software__driver": "foretune", "software__os": "windows"}, "no profile describes the driver foretune"),
+    ({"software__driver": "foretune", "software__transformers": "5.20.0"}, "transformers 5.20.0, not 5.24"),
     ({"software__transformers": "4.57.1"}, "transformers 4.57.1, not 5.17"),
     ({"software__torch": "2.1.0+cu121"}, "torch 2.1.0+cu121, not 2.14"),
     ({"software__transformers": ABSENT}, "not stated"),
@@ -158,6 +181,44 @@ def test_what_no_profile_describes_is_foreign(change: dict[str, Any], reason: st
     choice = choose_stack(observation(**change))
     assert choice.is_foreign
     assert reason in "; ".join(choice.foreign_because)
+
+
+OF_5_24 = {"torch": "2.13.0", "transformers": "5.24.0", "peft": "0.21.0", "bitsandbytes": "0.50.2"}
+
+
+def choice_of(driver: str, engine: EngineName, software: dict[str, Any] | None = None, **changes: Any) -> StackChoice:
+    facts = {"driver": driver, **(software or OF_5_24)}
+    return choose_stack(observation(**{f"software__{key}": value for key, value in facts.items()}, **changes), engine)
+
+
+@pytest.mark.parametrize(("driver", "name"), [("hf_trainer", "trainer"), ("trl", "trl")])
+def test_trainer_and_trl_are_known_to_the_trace_alone(driver: str, name: str) -> None:
+    traced = choice_of(driver, "traced", training__autocast="bf16")
+    assert (traced.profile.name, traced.profile.autocast, traced.foreign_because) == (name, "bf16", ())
+    assert choice_of(driver, "traced").profile.autocast == "none"
+    estimated = choice_of(driver, "estimated", training__autocast="bf16")
+    assert "the estimate has no autocast to bf16" in estimated.foreign_because
+    assert (estimated.profile.loss, estimated.profile.unwritten) == ("transformers", ())
+    assert estimated.profile.holds_outputs == "no"
+
+
+def test_a_row_says_how_trainer_was_called() -> None:
+    reentrant = choice_of("hf_trainer", "traced", training__gradient_checkpointing="reentrant")
+    assert (reentrant.profile.checkpoint_form, reentrant.is_foreign) == ("reentrant", False)
+    assert choice_of("hf_trainer", "traced", training__kbit_upcast=False).profile.kbit_upcast == "none"
+    liger = {**OF_5_24, "kernels": ["liger_fused_linear_ce"]}
+    assert choice_of("hf_trainer", "traced", liger).profile.loss_kernel == "liger"
+
+
+@pytest.mark.parametrize(
+    "driver", ["axolotl", "hf_trainer", "llama_factory", "ms_swift", "qwen_finetune", "trl", "unsloth"]
+)
+def test_what_is_trainer_underneath_is_nearest_to_it(driver: str) -> None:
+    older = {**OF_5_24, "transformers": "4.51.3"}
+    for engine in ("estimated", "traced"):
+        choice = choice_of(driver, engine, older)
+        assert (choice.profile.name, choice.is_foreign) == ("trainer", True)
+        assert choice.profile.collects_batches == (engine == "traced")
 
 
 # -- refusals
@@ -182,6 +243,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"training__gradient_checkpointing": "offloaded"}, "offloaded"),
     ({"training__attention": "flex"}, "attention is flex"),
     ({"training__loss": "dpo"}, "loss is dpo"),
+    ({"training__padding_mask": True}, "the model gets a mask"),
+    ({"software__allocator_conf": "expandable_segments:True"}, "expandable_segments:True"),
     ({"model__config": {**CONFIG, "model_type": "qwen"}}, "'qwen' is not one of"),
     ({"model__config": {"hidden_size": 3}}, "model_type"),
     ({"training__lora__rank": 1 << 40}, "make no configuration"),

@@ -31,6 +31,8 @@ CHANGES_BYTES: dict[str, tuple[Any, dict[str, Any]]] = {
     "attention": ("eager", {}),
     "gradient_checkpointing": (False, {}),
     "loss": ("chunked", {}),
+    "evaluation.data": ("held-out.jsonl", {}),
+    "evaluation.split": (0.1, {}),
 }
 
 # Field: its new value, and what else both sides have. The need stays, the record's fingerprint does not.
@@ -53,8 +55,6 @@ RECORDED_ONLY: dict[str, tuple[Any, dict[str, Any]]] = {
     "data.spans": ("template", {"data.supervision": "assistant_only"}),
     "data.truncation": ("right", {}),
     "data.allow_template_rewrite": (True, {}),
-    "evaluation.data": ("held-out.jsonl", {}),
-    "evaluation.split": (0.1, {}),
     "evaluation.every_updates": (10, {"evaluation.split": 0.1}),
     "checkpoint.every_updates": (10, {}),
     "checkpoint.every_minutes": (5.0, {}),

@@ -9,7 +9,7 @@ from runtime.random_runs import random_run
 
 from foretune.contract import TrainingConfig
 from foretune.errors import UnsupportedError
-from foretune.memory import PROFILES, StackProfile, estimate_memory
+from foretune.memory import PROFILES, TRAINER, TRL, StackProfile, estimate_memory
 from foretune.runtime.qualify import require_same_class
 from foretune.runtime.trace import Trace, trace_memory
 from foretune.runtime.trace.rotary import angles_by_product
@@ -151,6 +151,97 @@ def test_rotary_angles_by_product_are_the_same_numbers() -> None:
 
     positions = torch.arange(7)[None].expand(2, -1)
     assert torch.allclose(angles_by_product(forward)(positions), forward(positions))
+
+
+# -- Trainer and TRL
+IN_BF16: dict[str, Any] = {"autocast": "none", "converts_outputs": False}
+SDPA: dict[str, Any] = {"attention": "sdpa"}
+FULL: dict[str, Any] = {**SDPA, "lora": None}
+QUANTIZED: dict[str, Any] = {**SDPA, "quantization": {"double_quant": True, "compute_dtype": "bf16"}}
+PLAIN = TRAINER.with_(**IN_BF16)
+BATCH = 8 * ROWS * TOKENS
+TILE = 2 * ROWS * (TOKENS - 1) * 32768
+
+
+def accumulating(steps: int) -> dict[str, Any]:
+    return {**SDPA, "batch": {"micro_batch_size": ROWS, "sequence_length": TOKENS, "accumulation_steps": steps}}
+
+
+def test_trainer_has_all_batches_of_an_update_before_its_first_forward() -> None:
+    few, many = (traced(PLAIN, **accumulating(steps)) for steps in (5, 105))
+    first = next(place for place, birth in enumerate(many.births) if birth.name == "aten.embedding.default")
+    before = [birth for birth in many.births[:first] if birth.num_bytes == BATCH and birth.phase == "forward"]
+    assert len(before) >= 3 * 105
+    # two updates' batches are there at once when the second is collected, one update's at the peak
+    assert many.estimate.allocated_bytes - few.estimate.allocated_bytes == 100 * 3 * BATCH
+
+
+def test_trainers_loss_is_a_sum_divided_by_the_count_of_targets() -> None:
+    assert births(traced(PLAIN, **SDPA), "forward", ROWS * (TOKENS - 1)) == 1  # labels[..., 1:] != -100
+    assert births(traced(PLAIN.with_(collects_batches=False), **SDPA), "forward", ROWS * (TOKENS - 1)) == 0
+
+
+def test_trainers_optimizer_makes_the_states_of_norms_last() -> None:
+    norm, matrix = (MODEL["hidden_size"],), (MODEL["hidden_size"], MODEL["hidden_size"])
+
+    def states(stack: StackProfile) -> list[tuple[int, ...]]:
+        trace = traced(stack, **FULL)
+        return [b.shape for b in trace.births if b.phase == "optimizer" and b.shape in (norm, matrix)]
+
+    grouped, in_order = states(PLAIN), states(PLAIN.with_(splits_decay=False))
+    assert sorted(grouped) == sorted(in_order)
+    assert grouped == sorted(in_order, key=len, reverse=True) != in_order
+
+
+def test_trainer_keeps_the_embeddings_states_in_32_bit() -> None:
+    embeddings = MODEL["vocab_size"] * MODEL["hidden_size"]
+    for wide, sizes in ((True, (4, 1)), (False, (1, 1))):
+        trace = traced(PLAIN.with_(embeddings_in_32bit=wide), **FULL, optimizer={"name": "adamw_8bit"})
+        states = [b.num_bytes for b in trace.births if b.phase == "optimizer" and b.num_bytes % embeddings == 0]
+        assert states == [size * embeddings for size in sizes for _ in range(2)]
+
+
+def test_trl_casts_the_adapters_of_a_quantized_base() -> None:
+    wide, cast = (traced(TRL.with_(casts_adapters=casts), **QUANTIZED) for casts in (False, True))
+
+    def states(trace: Trace) -> int:
+        return next(part.num_bytes for part in trace.estimate.components if part.name == "optimizer states")
+
+    assert states(wide) > 1.9 * states(cast)
+    same = (traced(TRL.with_(casts_adapters=casts), **SDPA).program.events for casts in (False, True))
+    assert next(same) == next(same)
+
+
+def test_trl_makes_logits_in_tiles_forward_and_backward() -> None:
+    trace = traced(TRL, **SDPA)
+    assert births(trace, "loss", TILE) == births(trace, "backward", TILE) == 1
+    assert max(birth.num_bytes for birth in trace.births if birth.phase == "loss") == TILE
+    assert trace.estimate.allocated_bytes < traced(TRAINER, **SDPA).estimate.allocated_bytes - 2 * 4 * LOGITS
+
+
+def test_trls_tiles_are_made_fp32_where_triton_is_missing() -> None:
+    with_triton, without = (traced(TRL.with_(has_triton=has), **SDPA) for has in (True, False))
+    assert births(with_triton, "loss", 4 * SHIFTED) == 0
+    assert births(without, "loss", 4 * SHIFTED) > 1
+
+
+def test_trl_adds_the_routers_loss_where_the_config_has_a_weight_for_it() -> None:
+    routed = {**MODEL, "model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "head_dim": 64}
+    routed |= {"moe_intermediate_size": 128, "decoder_sparse_step": 1}
+    for weight, times in ((0.001, MODEL["num_hidden_layers"]), (0.0, 0)):
+        model = {**routed, "router_aux_loss_coef": weight}
+        fields = {**SDPA, "lora": {"rank": 8, "targets": ["q_proj"]}}
+        trace = trace_memory(config(**fields), shape_of(model), model, stack=TRL)
+        weighted = [b for b in trace.births if b.phase == "loss" and b.shape == (ROWS * TOKENS, 8)]
+        assert sum(birth.name == "aten.mul.Tensor" for birth in weighted) == times
+
+
+def test_trl_reads_weights_onto_the_device() -> None:
+    read, moved = (traced(TRL.with_(loads_onto_device=direct), **SDPA) for direct in (True, False))
+    weights = sum(birth.num_bytes for birth in moved.births if birth.phase == "load" and birth.dtype == "bfloat16")
+    assert read.births[0].name == "loader's warm-up"
+    assert read.births[0].num_bytes == pytest.approx(weights, rel=1e-4)
+    assert read.births[0].name != moved.births[0].name
 
 
 def test_only_the_trace_runs_what_the_estimate_has_no_program_for() -> None:

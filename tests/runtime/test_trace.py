@@ -56,6 +56,21 @@ def test_the_estimate_has_the_events_of_the_traced_program_on_many_more(seed: in
     compare(seed)
 
 
+@pytest.mark.parametrize("seed", [0, 2, 4, 7, 11, 13, 20, 23])
+def test_evaluation_and_save_are_phases_of_both(seed: int) -> None:
+    run = random_run(seed)
+    config = run.config.with_(evaluation=run.config.evaluation.with_(split=0.1))
+    shape = shape_of(run.model)
+    traced, estimated = trace_memory(config, shape, run.model, run.device), estimate_memory(config, shape, run.device)
+    assert canonical(all_layers(config, shape, run.device)[0]) == events_of(traced)
+    assert estimated.phases == traced.estimate.phases
+    *_, evaluation, save = estimated.phases
+    assert (evaluation.phase, save.phase) == ("evaluation", "save")
+    without = estimate_memory(run.config, shape, run.device).phases
+    assert [phase.phase for phase in without][-2:] == ["optimizer (later)", "save"]
+    assert evaluation.allocated_bytes > save.allocated_bytes == without[-1].allocated_bytes
+
+
 def config(**changes: Any) -> TrainingConfig:
     batch = {"micro_batch_size": 2, "sequence_length": 128}
     fields: dict[str, Any] = {"model": {"id": "test/model"}, "precision": {"dtype": "bf16"}, "batch": batch, "lora": {}}

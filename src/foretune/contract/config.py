@@ -183,6 +183,11 @@ class EvaluationSettings(Value, frozen=True, kw_only=True):
     every_updates: Count | None = None
     """Evaluate after every so many updates. None: at the end."""
 
+    @property
+    def is_asked_for(self) -> bool:
+        """Whether there are rows to evaluate on."""
+        return self.data is not None or self.split is not None
+
 
 class CheckpointSettings(Value, frozen=True, kw_only=True):
     """What an interrupted run can resume from."""

@@ -44,6 +44,7 @@ class CatalogueEntry(Value, frozen=True, kw_only=True):
     segment: str
     architecture: str
     compute_capability: str | None = None
+    multiprocessors: int | None = None
     marketing_gb: int | float
     reported_mib: int | None = None
     """Total memory in a published nvidia-smi output."""
@@ -74,6 +75,7 @@ class CatalogueEntry(Value, frozen=True, kw_only=True):
             total_is="marketing" if self.reported_mib is None else "reported",
             vendor=self.vendor,
             compute_capability=self.compute_capability,
+            multiprocessors=self.multiprocessors,
             architecture=self.architecture,
             has_bf16=self.has_bf16,
             has_fp8=self.has_fp8,
@@ -205,6 +207,7 @@ def _merge(found: list[CatalogueEntry]) -> DeviceSpec:
         total_is="marketing" if smallest.reported_mib is None else "reported",
         vendor=first.vendor,
         compute_capability=_agreed(spec.compute_capability for spec in specs),
+        multiprocessors=_agreed(spec.multiprocessors for spec in specs),
         architecture=_agreed(spec.architecture for spec in specs),
         has_bf16=_agreed(spec.has_bf16 for spec in specs),
         has_fp8=_agreed(spec.has_fp8 for spec in specs),

@@ -128,7 +128,7 @@ class _Probe:
             self.notes.append(f"{name}: the driver does not report its memory")
             return None
         capability = self.ask("nvmlDeviceGetCudaComputeCapability", card.handle)
-        bandwidth, flops = _rates(name, total)
+        known = _known(name, total)
         return DeviceSpec(
             name=name,
             total_bytes=total,
@@ -136,12 +136,13 @@ class _Probe:
             free_bytes=None if free is None else min(free, total),
             vendor="NVIDIA",
             compute_capability=None if capability is None else f"{capability[0]}.{capability[1]}",
+            multiprocessors=known.multiprocessors if known else None,
             architecture=None if capability is None else _architecture(*capability),
             has_bf16=None if capability is None else tuple(capability) >= (8, 0),
             has_fp8=None if capability is None else tuple(capability) >= (8, 9),
             is_unified=is_unified,
-            bandwidth_bytes_per_second=bandwidth,
-            fp16_flops=flops,
+            bandwidth_bytes_per_second=known.bandwidth_bytes_per_second if known else None,
+            fp16_flops=known.fp16_flops if known else None,
             platform=self.platform,
             holders=self._holders(card),
             notes=tuple(self._device_notes(card)),
@@ -193,16 +194,14 @@ def _architecture(major: int, minor: int) -> str | None:
     return _ARCHITECTURES.get(f"{major}.{minor}") or _ARCHITECTURES.get(str(major))
 
 
-def _rates(name: str, total_bytes: int) -> tuple[int | None, int | None]:
-    """Look up bandwidth and fp16 rate of the catalogue's card of that name and about that size (within 7 %)."""
+def _known(name: str, total_bytes: int) -> DeviceSpec | None:
+    """Look up the catalogue's card of that name and about that size (within 7 %): what a driver does not tell."""
     near = [
         entry.spec()
         for entry in matching_entries(name)
         if abs(entry.total_bytes - total_bytes) <= 0.07 * entry.total_bytes
     ]
-    if len(near) != 1:
-        return None, None
-    return near[0].bandwidth_bytes_per_second, near[0].fp16_flops
+    return near[0] if len(near) == 1 else None
 
 
 def select_visible(cards: list[_Card], wanted: str) -> tuple[list[_Card], str]:

@@ -33,6 +33,8 @@ class DeviceSpec(Value, frozen=True, kw_only=True):
     vendor: Literal["NVIDIA", "AMD", "Intel", "Apple"] | None = None
     compute_capability: str | None = None
     """NVIDIA's, for example `8.9`."""
+    multiprocessors: Annotated[int, Meta(ge=1, lt=1 << 16)] | None = None
+    """Streaming multiprocessors; decides the workspaces of long sums."""
     architecture: str | None = None
     has_bf16: bool | None = None
     """bfloat16 in hardware (compute capability 8.0 and later)."""

@@ -1,6 +1,6 @@
 """What was measured, held against what is predicted: published observations and the accuracy on them."""
 
-from foretune.evidence.accuracy import ScoreReport, SummaryLine, report_of, summarize
+from foretune.evidence.accuracy import ScoreReport, Spread, SummaryLine, report_of, spread_of, summarize
 from foretune.evidence.compact import compact_lines
 from foretune.evidence.observations import OWN_OBSERVATIONS, Observation, parse_observation, read_observations
 from foretune.evidence.requests import Asked, Request, request_of
@@ -18,6 +18,7 @@ __all__ = [
     "Refusal",
     "Request",
     "ScoreReport",
+    "Spread",
     "StackChoice",
     "SummaryLine",
     "choose_stack",
@@ -27,5 +28,6 @@ __all__ = [
     "report_of",
     "request_of",
     "score_rows",
+    "spread_of",
     "summarize",
 ]

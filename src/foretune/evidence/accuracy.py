@@ -2,15 +2,33 @@
 
 from collections.abc import Iterable, Mapping
 from statistics import mean, median
+from typing import NamedTuple
 
 from foretune.evidence.score import METRICS, Metric, Prediction, Refusal
 from foretune.evidence.stacks import EngineName
 from foretune.memory import ESTIMATOR_VERSION
 from foretune.values import Value
 
-__all__ = ["ALL_SOURCES", "EngineName", "ScoreReport", "SummaryLine", "report_of", "summarize"]
+__all__ = ["ALL_SOURCES", "EngineName", "ScoreReport", "Spread", "SummaryLine", "report_of", "spread_of", "summarize"]
 
 ALL_SOURCES = "ALL"
+
+
+class Spread(NamedTuple):
+    """How errors are spread."""
+
+    n: int
+    median: float
+    mean: float
+    p90: float
+    """Nine in ten are at most so large: the value of rank 0.9 n, rounded up."""
+    worst: float
+
+
+def spread_of(errors: Iterable[float]) -> Spread:
+    """Sum up errors without their sign; there must be one."""
+    found = sorted(abs(error) for error in errors)
+    return Spread(len(found), median(found), mean(found), found[-(-9 * len(found) // 10) - 1], found[-1])
 
 
 class SummaryLine(Value, frozen=True, kw_only=True):
@@ -83,15 +101,15 @@ def summarize(predictions: Iterable[Prediction]) -> tuple[SummaryLine, ...]:
 
 
 def _line(source: str, metric: Metric, foreign: bool, group: list[Prediction]) -> SummaryLine:
-    errors = sorted(abs(error) for each in group if (error := each.error_percent(metric)) is not None)
+    spread = spread_of(error for each in group if (error := each.error_percent(metric)) is not None)
     return SummaryLine(
         source=source,
         metric=metric,
         foreign=foreign,
-        n=len(errors),
-        median_abs_pct=median(errors),
-        mean_abs_pct=mean(errors),
-        p90_abs_pct=errors[-(-9 * len(errors) // 10) - 1],
-        max_abs_pct=errors[-1],
+        n=spread.n,
+        median_abs_pct=spread.median,
+        mean_abs_pct=spread.mean,
+        p90_abs_pct=spread.p90,
+        max_abs_pct=spread.worst,
         covered_pct=100 * sum(each.covers(metric) is True for each in group) / len(group),
     )

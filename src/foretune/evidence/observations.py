@@ -102,6 +102,8 @@ class TrainingFacts(Value, frozen=True, kw_only=True):
     attention: str = UNKNOWN
     loss: str = UNKNOWN
     packing: bool | None = None
+    padding_mask: bool | None = None
+    """The model is called with a mask of ones and zeros: rows are padded to their length."""
     parallel: ParallelFacts = ParallelFacts()
 
 
@@ -115,6 +117,8 @@ class SoftwareFacts(Value, frozen=True, kw_only=True):
     transformers: str | None = None
     peft: str | None = None
     bitsandbytes: str | None = None
+    allocator_conf: str | None = None
+    """PYTORCH_CUDA_ALLOC_CONF, where it is set."""
     compile: bool | None = None
     kernels: tuple[str, ...] = ()
 

@@ -68,6 +68,7 @@ _DTYPES = ("bf16", "fp16", "fp32")
 _ATTENTIONS = ("sdpa", "eager")
 _NEAREST_ATTENTION: Mapping[str, str] = {"flash_attention_2": "sdpa", UNKNOWN: "sdpa"}
 """torch's own kernel is the same algorithm."""
+_LOSSES: Mapping[str, str] = {"stock": "stock", "foretune_chunked": "chunked"}
 _KERNEL_OF_LOSS = {"triton_ce": "triton", "liger_fused": "liger"}
 _NEAREST_LOSS: Mapping[str, str] = {
     "chunked": "stock",  # all chunks of the logits are alive together
@@ -142,8 +143,16 @@ _REFUSALS = (
         lambda row: f"Its attention is {row.training.attention}, which no setting describes.",
     ),
     _Refusal(
-        lambda row: row.training.loss not in ("stock", *_NEAREST_LOSS),
+        lambda row: row.training.loss not in (*_LOSSES, *_NEAREST_LOSS),
         lambda row: f"Its loss is {row.training.loss}, which no setting describes.",
+    ),
+    _Refusal(
+        lambda row: row.training.padding_mask is True,
+        lambda row: "Its rows are padded and the model gets a mask, which no setting describes.",
+    ),
+    _Refusal(
+        lambda row: row.software.allocator_conf is not None,
+        lambda row: f"Its allocator is set to {row.software.allocator_conf}, which no setting describes.",
     ),
 )
 """Asked in this order; the first that applies is the reason."""
@@ -238,7 +247,7 @@ def _loss(training: TrainingFacts, stack: StackProfile, because: list[str]) -> s
     """A kernel of the profile's stands in the place of the stock loss."""
     if _KERNEL_OF_LOSS.get(training.loss) == stack.loss_kernel:
         return "stock"
-    return _nearest(training.loss, _NEAREST_LOSS, "loss", because)
+    return _LOSSES.get(training.loss) or _nearest(training.loss, _NEAREST_LOSS, "loss", because)
 
 
 def _attention(training: TrainingFacts, shape: ModelShape, stack: StackProfile, because: list[str]) -> str:
@@ -261,19 +270,26 @@ def _nearest(value: str, nearest: Mapping[str, str], name: str, because: list[st
 
 def _device(row: Observation) -> DeviceSpec | None:
     """Return the device as the row has it, else the card of its name; None where neither is known."""
-    facts = row.device
+    facts, card = row.device, _card(row.device.name)
     if facts.memory_total_bytes is None:
-        try:
-            return find_device(facts.name)
-        except ConfigError:
-            return None
+        return card
     return DeviceSpec(
         name=facts.name,
         total_bytes=facts.memory_total_bytes,
         total_is="reported" if facts.memory_source == "measured" else "marketing",
         compute_capability=facts.compute_capability,
+        multiprocessors=None if card is None else card.multiprocessors,
         platform="windows" if row.software.os == "windows" else "linux",
     )
+
+
+@lru_cache(maxsize=64)
+def _card(name: str) -> DeviceSpec | None:
+    """Return the card of a name; None for a name that means none or several."""
+    try:
+        return find_device(name)
+    except ConfigError:
+        return None
 
 
 @lru_cache(maxsize=64)

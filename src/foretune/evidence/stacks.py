@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 from foretune.evidence.observations import UNKNOWN, Observation
-from foretune.memory import FORETUNE, MANUAL_LOOP, PROFILES, StackProfile
+from foretune.memory import FORETUNE, MANUAL_LOOP, PROFILES, TRAINER, TRL, StackProfile
 
 __all__ = ["EngineName", "StackChoice", "choose_stack"]
 
@@ -38,19 +38,35 @@ class _Known(NamedTuple):
     """Releases beside the profile's that are the same to it."""
 
 
+_FORETUNE_5_17 = FORETUNE.with_(name="foretune-5.17", torch="2.11", transformers="5.17", rotary_by_product=True)
+"""Foretune's own loop on libraries before its own: until 5.24 Transformers made rotary angles by a matrix product."""
+
 _KNOWN = (
+    _Known("foretune", _FORETUNE_5_17, os="linux", transformers="5.17"),
+    _Known("foretune", FORETUNE, os="linux"),
     _Known("manual_loop", PROFILES["manual-loop-windows"], os="windows"),
     _Known("manual_loop", PROFILES["manual-loop-5.0"], transformers="5.0"),
     _Known("manual_loop", MANUAL_LOOP),
     _Known("fms_hf_tuning", PROFILES["fms-4.45"], transformers="4.45", peft=("0.12",)),
     _Known("fms_hf_tuning", PROFILES["fms-4.48"], transformers="4.48", peft=("0.12",)),
+    _Known("hf_trainer", TRAINER, os="linux"),
+    _Known("trl", TRL, os="linux", transformers="5.24"),
+    _Known("trl", TRAINER, os="linux"),
 )
 """The first that agrees with a row is its profile."""
+
+_TRAINERS = frozenset({"axolotl", "hf_trainer", "llama_factory", "ms_swift", "qwen_finetune", "trl", "unsloth"})
+"""Drivers that are Transformers' Trainer underneath."""
+_WITHOUT_AUTOCAST: dict[str, Any] = {"autocast": "none", "converts_outputs": False}
+_TRAINER_ON_TAPE = TRAINER.with_(
+    **_WITHOUT_AUTOCAST, collects_batches=False, splits_decay=False, embeddings_in_32bit=False
+)
+"""As much of Trainer as the estimate has a program for."""
 
 _FUSED = {"fast_rmsnorm": "rmsnorm", "fast_rope": "rope", "fused_lora": "lora"}
 _LOSS_KERNELS = {"triton_ce": "triton", "liger_fused_linear_ce": "liger"}
 
-_OWN_LOOPS = frozenset({"litgpt", "torchtune", "torchtitan", "torchao_benchmark", "fsdp_qlora"})
+_OWN_LOOPS = frozenset({"foretune", "litgpt", "torchtune", "torchtitan", "torchao_benchmark", "fsdp_qlora"})
 """Drivers with models or losses of their own; all others run Transformers' classes and their loss."""
 _LOGITS_NEVER_WHOLE = frozenset({"liger_fused", "cut_cross_entropy"})
 _VERSIONED = ("torch", "transformers", "peft", "bitsandbytes")
@@ -66,10 +82,10 @@ def choose_stack(row: Observation, engine: EngineName = "estimated") -> StackCho
             because = [*_other_versions(row, profile, known.peft)]
             break
     else:
-        profile, because = _nearest(row), [f"no profile describes the driver {software.driver}"]
+        profile, because = _nearest(row, engine), [f"no profile describes the driver {software.driver}"]
     if engine == "estimated" and profile.unwritten:
         because += [f"the estimate has no {what}" for what in profile.unwritten]
-        profile = _nearest(row)
+        profile = _nearest(row, engine)
     if row.training.loss in _LOGITS_NEVER_WHOLE and profile.loss_kernel == "none":
         profile = FORETUNE  # the only one with a loss in chunks
     return StackChoice(profile, (*because, *_other_program(row, profile)))
@@ -78,12 +94,17 @@ def choose_stack(row: Observation, engine: EngineName = "estimated") -> StackCho
 def _as_called(row: Observation, profile: StackProfile) -> StackProfile:
     """Return the profile with what a driver leaves to its caller: autocast, kernels, k-bit preparation."""
     training, kernels = row.training, row.software.kernels
+    if profile.loss == "own":
+        return profile  # our own loop leaves nothing to its caller
     if profile.name.startswith("manual-loop"):
         return profile.with_(autocast=training.autocast) if training.autocast in ("bf16", "fp16") else profile
-    changes: dict[str, Any] = {
-        "fused": tuple(name for kernel, name in _FUSED.items() if kernel in kernels),
-        "loss_kernel": next((name for kernel, name in _LOSS_KERNELS.items() if kernel in kernels), "none"),
-    }
+    changes: dict[str, Any] = {"fused": tuple(name for kernel, name in _FUSED.items() if kernel in kernels)}
+    for kernel, name in _LOSS_KERNELS.items():
+        changes |= {"loss_kernel": name} if kernel in kernels else {}
+    if profile.collects_batches:
+        changes |= _WITHOUT_AUTOCAST if training.autocast == "none" else {}
+        changes |= {"kbit_upcast": "none"} if training.kbit_upcast is False else {}
+        changes |= {"checkpoint_form": "reentrant"} if training.gradient_checkpointing == "reentrant" else {}
     if training.autocast in ("bf16", "fp16"):
         changes |= {"autocast": training.autocast, "converts_outputs": True}
     if training.quantization != "none" and training.fp32_modules == ("norms",):
@@ -91,10 +112,13 @@ def _as_called(row: Observation, profile: StackProfile) -> StackProfile:
     return profile.with_(**changes)
 
 
-def _nearest(row: Observation) -> StackProfile:
-    """Foretune's own loop for drivers with a loss of their own, a plain loop around Transformers for the others."""
+def _nearest(row: Observation, engine: EngineName) -> StackProfile:
+    """Foretune's own loop for drivers with a loss of their own, Trainer where it is underneath, and a plain loop around
+    Transformers for the others."""
     if row.software.driver in _OWN_LOOPS:
         return FORETUNE
+    if row.software.driver in _TRAINERS and row.software.os != "windows":
+        return _TRAINER_ON_TAPE if engine == "estimated" else _as_called(row, TRAINER)
     return PROFILES["manual-loop-windows"] if row.software.os == "windows" else MANUAL_LOOP
 
 

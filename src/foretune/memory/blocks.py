@@ -163,11 +163,14 @@ class Linear4bit:
         return linear(x, weight, bias)
 
     def _gemm_4bit(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """bitsandbytes 0.50 (backends/default/ops.py, _gemm_4bit_default_impl): the scales' offset is added apart."""
-        absmax = self._scales() if self.is_nested else None
-        absmax = like(absmax) if absmax is not None else None
+        """bitsandbytes 0.50 (backends/cuda/ops.py, _dequant_linear_fallback): the scales' offset is added apart, and
+        both live until the product is there (learnt on an H200)."""
+        scales = self._scales() if self.is_nested else None
+        shifted = like(scales) if scales is not None else None
         weight = Tensor(self.weight.shape, x.dtype)
-        return linear(x, weight, bias)
+        out = linear(x, weight, bias)
+        del shifted, scales, weight
+        return out
 
     def _scales(self) -> Tensor:
         return Tensor((-(-numel(self.weight.shape) // 64),), "f32")
@@ -369,6 +372,31 @@ def _math_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_gro
     dt = q.dtype
     if dt != "f32":
         q, k, v = to(q, "f32"), to(k, "f32"), to(v, "f32")
+    q = scale(q)
+    if mask is None:
+        mask = _additive_mask(_lower_triangle(Tensor((q.shape[-2], k.shape[-2]), "bool")), q.dtype)
+    if is_grouped:
+        n = q.shape[1] // k.shape[1]
+        k, v = ops.repeat_interleave(k, n), ops.repeat_interleave(v, n)
+    attn = matmul4(q, scale(transpose(k, 2, 3)))
+    attn = _safe_softmax(attn)
+    out = matmul4(attn, v)
+    del k, v, q, mask
+    return to(out, dt)
+
+
+def _safe_softmax(x: Tensor) -> Tensor:
+    """softmax; then which scores are -inf (a byte each), in which rows all are, and a zero for those."""
+    out = softmax(x)
+    current().temporaries(numel(x.shape), numel(x.shape[:-1]), 4)
+    return out
+
+
+def _math_attention_2_6(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_grouped: bool) -> Tensor:
+    """The same in torch 2.6."""
+    dt = q.dtype
+    if dt != "f32":
+        q, k, v = to(q, "f32"), to(k, "f32"), to(v, "f32")
     rows, cols = q.shape[-2], k.shape[-2]
     if mask is None:
         _m = _lower_triangle(Tensor((rows, cols), "bool"))
@@ -423,10 +451,13 @@ def scaled_dot_product_attention(
     if kernel == "flash":
         return _flash(query, key, value)
     if mask is not None and mask.dtype == "bool":
-        mask = _additive_mask(mask, query.dtype)
+        mask = (_additive_mask if kernels.has_safe_softmax else _additive_mask_2_6)(mask, query.dtype)
+    if kernel == "cudnn":
+        return ops.cudnn_attention(query, key, value, mask)
     if kernel == "efficient":
         return ops.efficient_attention(query, key, value, mask)
-    return _math_attention(query, key, value, mask, is_grouped)
+    math = _math_attention if kernels.has_safe_softmax else _math_attention_2_6
+    return math(query, key, value, mask, is_grouped)
 
 
 def _flash(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -440,7 +471,15 @@ def _flash(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def _additive_mask(mask: Tensor, dtype: str) -> Tensor:
-    """convert_boolean_attn_mask (aten/.../transformers/attention.cpp): zeros, then the negated mask fills them."""
+    """convert_boolean_attn_mask (aten/.../transformers/attention.cpp): where(mask, 0, -inf), both on the device."""
+    zero, least = Tensor((), dtype), Tensor((), dtype)
+    out = Tensor(mask.shape, dtype)
+    del least, zero
+    return out
+
+
+def _additive_mask_2_6(mask: Tensor, dtype: str) -> Tensor:
+    """The same in torch 2.6: zeros, then the negated mask fills them."""
     out = Tensor(mask.shape, dtype)
     current().temporaries(numel(mask.shape))
     return out

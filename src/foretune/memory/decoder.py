@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from foretune.memory import blocks, ops
 from foretune.memory.blocks import Module, RmsNorm, call
 from foretune.memory.kernels import AttentionKernels
+from foretune.memory.layout import numel
 from foretune.memory.ops import add_scalar, unsqueeze
 from foretune.memory.tape import Tensor, checkpoint, current
 from foretune.models import DecoderTraits
@@ -41,6 +42,8 @@ class Decoder:
 
     norm_spelling: ClassVar[Literal["llama", "olmo2", "gemma"]] = "llama"
     keyword_order: ClassVar[tuple[str, ...]] = ("attention_mask", "position_embeddings", "position_ids", "cache")
+    keeps_outputs: ClassVar[bool] = False
+    """The loop's local holds each layer's outputs beside the hidden states."""
     """The order in which the class passes its layers' keywords is the order in which they die."""
     mask_kwargs: ClassVar[bool] = False
     """The class keeps the mask's arguments in a dictionary of its own (mask_kwargs)."""
@@ -107,6 +110,7 @@ class Decoder:
             }
             hidden_states = call(step, hidden_states, **{k: keywords[k] for k in self.keyword_order if k in keywords})
             del keywords
+            _outputs = hidden_states if self.keeps_outputs else None
             run.end_layer(i)
         tape.segment("head")
         hidden_states = call(self.norm, hidden_states)
@@ -200,6 +204,7 @@ def _ask_whether_packed(b: int, s: int) -> None:
     del joined
     jumps = Tensor((b, s), "bool")
     groups = Tensor((b, s), "i64")
+    current().temporaries(8 * b * s)  # CUDA sums truth values as int64, from a copy
     del jumps
     equal = Tensor((b,), "bool")
     answer = Tensor((), "bool")
@@ -208,6 +213,7 @@ def _ask_whether_packed(b: int, s: int) -> None:
 
 def _ask_whether_all(padding: Tensor) -> None:
     total = Tensor((), "i64")
+    current().temporaries(8 * numel(padding.shape))
     equal = Tensor((), "bool")
     del total, equal
 
@@ -223,7 +229,9 @@ def _mask_table(b: int, s: int, padding: Tensor | None, has_window: bool) -> Ten
         causal = table
         allowed = Tensor((1, 1, s, s), "bool")
         del causal, one
+        rows, columns = Tensor((b, 1, 1, s), "i64"), Tensor((b, 1, 1, s), "i64")  # made contiguous for the kernel
         index = Tensor((b, 1, 1, s), "bool")
+        del columns, rows
         table = Tensor((b, 1, s, s), "bool")
         del index, allowed
     del batch, head, q, kv

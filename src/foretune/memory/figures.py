@@ -10,7 +10,7 @@ from foretune.devices import DeviceSpec
 from foretune.memory.allocator import Program, Replay, replay
 from foretune.memory.answer import MemoryEstimate, PhaseMemory
 from foretune.memory.components import Facts, components_at, describe_components
-from foretune.memory.kernels import FLASH_MAX_WIDTH, MAX_MICROSTEPS, AttentionKernels
+from foretune.memory.kernels import FLASH_MAX_WIDTH, MAX_MICROSTEPS, SORTED_FROM_TOKENS, AttentionKernels
 from foretune.memory.overhead import context_bytes, host_need, safety_margin
 from foretune.memory.stack import StackProfile
 from foretune.models import ModelShape, lora_parameters, resolve_targets
@@ -18,7 +18,7 @@ from foretune.models import ModelShape, lora_parameters, resolve_targets
 __all__ = ["ESTIMATOR_VERSION", "Figures", "assemble", "facts_of", "figures_of", "kernels_of"]
 
 EXTRAPOLATED = "So long a program is replayed with fewer layers; what the allocator adds is extrapolated."
-ESTIMATOR_VERSION = "1"
+ESTIMATOR_VERSION = "2"
 """Rises whenever a number moves."""
 
 
@@ -113,7 +113,7 @@ def assemble(
         ),
         host=host_need(config, shape, facts.trainable_params),
         assumptions=(*_assumptions(config, shape, device, stack), *([EXTRAPOLATED] if is_extrapolated else [])),
-        untested_paths=_untested_paths(config, device, attention_kernel),
+        untested_paths=_untested_paths(config, shape, device, stack, attention_kernel),
     )
 
 
@@ -126,6 +126,8 @@ def kernels_of(device: DeviceSpec | None, stack: StackProfile) -> AttentionKerne
         has_flash=is_recent and not on_windows,
         tensor_core_alignment=is_recent,
         repeats_heads=stack.repeats_heads_for_sdpa,
+        has_cudnn=stack.prefers_cudnn and capability in ("9.0", "10.0"),
+        has_safe_softmax=stack.has_safe_softmax,
     )
 
 
@@ -142,7 +144,7 @@ def _kernel_name(config: TrainingConfig, shape: ModelShape, kernels: AttentionKe
         kernel = kernels.choose(
             is_half=is_half, head_width=width, is_grouped=is_grouped and not has_mask, has_mask=has_mask
         )
-        return "memory-efficient" if kernel == "efficient" else kernel
+        return {"efficient": "memory-efficient", "cudnn": "cuDNN"}.get(kernel, kernel)
 
     is_masked = t.sliding_window is not None and config.batch.sequence_length >= t.sliding_window
     whole, windowed = chosen(has_mask=shape.model_type == "falcon"), chosen(has_mask=True)
@@ -177,18 +179,27 @@ def _assumptions(
     return tuple(texts)
 
 
-def _untested_paths(config: TrainingConfig, device: DeviceSpec | None, attention_kernel: str) -> tuple[str, ...]:
-    """Name what no published measurement of a known stack has touched."""
+def _untested_paths(
+    config: TrainingConfig, shape: ModelShape, device: DeviceSpec | None, stack: StackProfile, attention_kernel: str
+) -> tuple[str, ...]:
+    """Name what no measurement of a known stack has touched (docs/accuracy.md says which did)."""
     texts = []
-    if "math" in attention_kernel:
-        texts.append("torch's math attention in this version (its order is that of torch 2.6, where it was measured)")
-    is_bf16, capability = config.precision.dtype == "bf16", device.compute_capability if device else None
-    if is_bf16 and config.attention == "eager":
-        texts.append("eager attention in bf16")
-    if capability is not None and float(capability) >= 9.0:
+    capability = device.compute_capability if device else None
+    if config.attention == "flash_attention_2" and not stack.has_flash_package:
+        texts.append("the flash-attn package, which is experimental here")
+    elif "flash" in attention_kernel.split(": ")[-1]:
+        texts.append("flash attention's workspaces in backward (no measured peak lies in them)")
+    if config.lora is None and config.batch.micro_batch_size * config.batch.sequence_length > SORTED_FROM_TOKENS:
+        texts.append(f"the embedding's gradient for more than {SORTED_FROM_TOKENS:,} tokens (sorting them)")
+    if config.lora is None and _has_layer_norms(shape):
+        texts.append("the gradients of layer norms")
+    if shape.count("experts"):
+        texts.append("products of stacked experts")
+    if capability is not None and float(capability) >= 10.0:
         texts.append(f"compute capability {capability} (its cuBLAS workspace and attention kernels)")
-    if config.loss == "chunked":
-        texts.append("the chunked loss")
-    if config.optimizer.kernel == "fused":
-        texts.append("the fused optimizer")
     return tuple(texts)
+
+
+def _has_layer_norms(shape: ModelShape) -> bool:
+    norms = (p for p in (*shape.before, *shape.after, *(q for kind in shape.kinds for q in kind.parameters)))
+    return any(p.role == "norm" and p.name.endswith("bias") for p in norms)

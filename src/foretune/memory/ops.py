@@ -33,6 +33,7 @@ __all__ = [
     "clone",
     "contiguous",
     "cross_entropy",
+    "cudnn_attention",
     "dropout",
     "efficient_attention",
     "embedding",
@@ -364,12 +365,13 @@ def relu(t: Tensor) -> Tensor:
 
 
 def dropout(t: Tensor, probability: float) -> Tensor:
-    """native_dropout on CUDA: n*s and a mask of n bytes, which is saved; backward n*s. Nothing at probability 0."""
-    if not probability:
+    """native_dropout on CUDA: n*s and a mask of n bytes, which is saved; backward n*s. Nothing at probability 0, nor in
+    evaluation."""
+    if not probability or not current().is_training:
         return t
     node = node_for(lambda grads, node, mask: (like_iterator(grads[0]),), t)
-    out = like(t)
     mask = like(t, "bool")
+    out = like(t)
     if node:
         node.save(mask)
     return attach(node, out)
@@ -569,6 +571,33 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return attach(node, out)
 
 
+def cudnn_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Two seeds of 8, out in q's layout, logsumexp 4BHS; saves all of them, q, k and v; backward: dq, dk, dv in their
+    inputs' layouts, then one workspace."""
+    b, h, s, d = q.shape
+    size, heads = ITEM_BYTES[q.dtype], k.shape[1]
+    layouts = [_Layout(t) for t in (q, k, v)]
+
+    def formula(grads: Grads, node: Node, *saved: Tensor) -> Grads:
+        out: Grads = [layout.allocate() for layout in layouts]
+        current().temporaries(kernels.cudnn_backward_workspace(b, h, heads, s, d, size))
+        return out
+
+    node = node_for(formula, q, k, v)
+    if node:
+        node.save(mask, k, q, v)
+    seeds = [Tensor((), "i64"), Tensor((), "i64")]
+    out = like(q)
+    logsumexp = Tensor((b, h, s, 1), "f32")
+    current().temporaries(kernels.CUDNN_FORWARD_WORKSPACE)
+    if node:
+        node.save(logsumexp, out.detach(), *reversed(seeds))
+    del logsumexp
+    while seeds:
+        seeds.pop(0)
+    return attach(node, out)
+
+
 def efficient_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     """out as [B, S, H, D], logsumexp 4BH*ceil32(S), 8, 8; saves k, q, v, logsumexp, out, seeds (and the mask);
     backward: dq, dk, dv, then delta and the fp32 accumulator of kernel_backward.h."""
@@ -596,7 +625,7 @@ def efficient_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = N
 
 # ------------------------------------------------------------------ ends
 def embedding(weight: Tensor, ids: Tensor) -> Tensor:
-    """T*h*s; saves the ids; backward V*h*s and four temporaries of 8 T (sorting the ids)."""
+    """T*h*s; saves the ids; backward V*h*s and, for many ids, what sorting them takes."""
     n, table = numel(ids.shape), weight.shape
 
     def formula(grads: Grads, node: Node, *saved: Tensor) -> Grads:

@@ -11,21 +11,29 @@ __all__ = ["context_bytes", "host_need", "safety_margin"]
 T4_CONTEXT_BYTES = 147_718_144
 """process - reserved on each of 44 published T4 runs, whatever kernels and torch version: 140.875 MiB."""
 
+HOPPER_CONTEXT_BYTES = 787_283_968, 804_061_184
+"""Used on the device beside reserved, least and most of thirteen runs on an H200 (torch 2.11, CUDA 13.0): 750.8 to
+766.8 MiB, the more with cuDNN's attention."""
+
 EXTRAPOLATION_PERCENT = 5
 
 ITEM = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
 def context_bytes(device: DeviceSpec | None) -> ByteRange:
-    """Estimate the CUDA context and loaded kernels: known for a T4, a stated range elsewhere.
+    """Estimate the CUDA context and loaded kernels: known for a T4 and for Hopper, a stated range elsewhere.
 
-    Source: fitcheck-llm 0.3.1's T4 runs (context_bytes of every row); elsewhere reports lie between 0.3 and 1 GiB
-    (lazy module loading; grows with the number of kernels and of streaming multiprocessors).
+    Source: fitcheck-llm 0.3.1's T4 runs (context_bytes of every row); our own on an H200; elsewhere reports lie
+    between 0.3 and 1 GiB (lazy module loading; grows with the number of kernels and of streaming multiprocessors).
     """
     if device is not None and device.compute_capability == "7.5" and "T4" in device.name.split():
         known = T4_CONTEXT_BYTES
         basis = "measured: the same on 44 published T4 runs"
         return ByteRange(low_bytes=known, likely_bytes=known, high_bytes=known, basis=basis)
+    if device is not None and device.compute_capability == "9.0":
+        least, most = HOPPER_CONTEXT_BYTES
+        basis = "measured on thirteen H200 runs of our own (torch 2.11)"
+        return ByteRange(low_bytes=least, likely_bytes=most, high_bytes=most, basis=basis)
     basis = "not measured on this device: published reports lie between 0.3 and 1 GiB"
     return ByteRange(low_bytes=3 * GIB // 10, likely_bytes=GIB // 2, high_bytes=GIB, basis=basis)
 

@@ -120,6 +120,7 @@ class _Run:
         self.quantized: dict[str, QuantizedWeight] = {}
         self.adapters: dict[str, tuple[Tensor, Tensor]] = {}
         self.kept: list[Any] = []
+        self.code_map: Tensor | None = None
         self._load()
         self._prepare(adapted)
         self.decoder = self._build(kernels)
@@ -189,19 +190,25 @@ class _Run:
             del absmax, weight
             return QuantizedWeight(packed, state, shape)
         offset = Tensor((1,), "f32")
-        centred = Tensor((num_blocks,), "f32") if keeps_tables else None
-        codes = Tensor((num_blocks,), "u8"), Tensor((-(-num_blocks // 256),), "f32")
-        if keeps_tables:
-            state = (*codes, Tensor((256,), "f32"), offset, code)
-        else:
+        if not keeps_tables:
+            codes = Tensor((num_blocks,), "u8"), Tensor((-(-num_blocks // 256),), "f32")
             state = (*codes, Tensor((1,), "f32"))
+            del offset, absmax, weight
+            return QuantizedWeight(packed, state, shape)
+        self.tape.reduction(1, num_blocks, is_inner=True)
+        centred = Tensor((num_blocks,), "f32")
+        if self.code_map is None:  # kept by the library from the first weight on (functional.py, name2qmap)
+            self.code_map = Tensor((256,), "f32")
+        scales = Tensor((-(-num_blocks // 256),), "f32")
+        codes = Tensor((num_blocks,), "u8"), scales
+        state = (*codes, Tensor((256,), "f32"), offset, code)
         del centred, offset, absmax, weight
         return QuantizedWeight(packed, state, shape)
 
     def _code_table(self) -> Tensor:
         """get_4bit_type: a table of 16 numbers, normed by its largest magnitude."""
         table, magnitudes, largest = Tensor((16,), "f32"), Tensor((16,), "f32"), Tensor((), "f32")
-        del largest, magnitudes
+        del magnitudes, largest
         return table
 
     # -- prepare
@@ -215,7 +222,7 @@ class _Run:
                     self._upcast(self.parameters[name])
         if config.lora is None:
             return
-        lora, dtype = config.lora, TAPE_DTYPES[config.precision.adapter_dtype]
+        lora = config.lora
         names = {(projection.name, layer) for projection in adapted for layer in projection.layers}
         tape.component = "adapters"
         for layer in self.layers:
@@ -223,11 +230,25 @@ class _Run:
                 if (projection.name, layer) in names and layer in projection.layers:
                     tape.segment("adapters", self.index_of[layer])
                     name = f"{self.shape.layer_prefix}{layer}.{projection.name}"
-                    a = Tensor((lora.rank, projection.in_features), dtype, needs_grad=True)
-                    b = Tensor((projection.out_features, lora.rank), dtype, needs_grad=True)
+                    a = Tensor((lora.rank, projection.in_features), self.dtype, needs_grad=True)
+                    b = Tensor((projection.out_features, lora.rank), self.dtype, needs_grad=True)
                     self.adapters[name] = (a, b)
+        del a, b
+        self._cast_adapters(TAPE_DTYPES[config.precision.adapter_dtype])
         tape.component = "weights"
         tape.segment("adapters end")
+
+    def _cast_adapters(self, dtype: str) -> None:
+        """PEFT makes adapters in the base's dtype and casts them once all are there (cast_adapter_dtype)."""
+        if dtype == self.dtype:
+            return
+        for name, (a, b) in self.adapters.items():
+            layer = int(name.removeprefix(self.shape.layer_prefix).split(".", 1)[0])
+            self.tape.segment("adapters cast", self.index_of[layer])
+            for matrix in (a, b):
+                wide = Tensor(matrix.shape, dtype)
+                matrix.storage, matrix.dtype = wide.storage, dtype
+                del wide
 
     def _upcast(self, parameter: Tensor) -> None:
         """param.data = param.data.to(torch.float32) (peft/utils/other.py)."""
@@ -328,6 +349,22 @@ class _Run:
             if not stack.zeroes_grads_first:
                 optimizer.zero_grad()
         self.kept += [outputs, loss, optimizer, batch]
+        if config.evaluation.is_asked_for and stack.loss == "own":
+            self._evaluate()
+        tape.enter("save")
+
+    def _evaluate(self) -> None:
+        """One batch forward without gradients, checkpointing or dropout."""
+        tape = self.tape
+        tape.enter("evaluation")
+        before = tape.is_grad_enabled, tape.is_training, self.options.is_checkpointed
+        tape.is_grad_enabled = tape.is_training = self.options.is_checkpointed = False
+        inputs = self._batch()
+        outputs = self.head(inputs[0], inputs[1], "evaluation")
+        while inputs:
+            inputs.pop(0)
+        del outputs
+        tape.is_grad_enabled, tape.is_training, self.options.is_checkpointed = before
 
     def _options(self) -> RunOptions:
         config, stack = self.config, self.stack

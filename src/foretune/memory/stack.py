@@ -7,13 +7,17 @@ of measurements. Every rule says where it is read off.
 from typing import Literal
 
 from foretune.devices import DeviceSpec
+from foretune.memory.kernels import Multiprocessors
 from foretune.memory.tape import DeviceRules
 from foretune.values import Value
 
 RECENT_CUBLAS_BYTES = 32 << 20
 """aten/src/ATen/cuda/CublasHandlePool.cpp (parseChosenWorkspaceSize): compute capability 9, 10 and 12."""
 
-__all__ = ["FMS_4_45", "FMS_4_48", "FORETUNE", "MANUAL_LOOP", "PROFILES", "StackProfile"]
+FEWER_THREADS = {"7.5": 1024, "8.6": 1536, "8.7": 1536, "8.9": 1536, "12.0": 1536, "12.1": 1536}
+"""Threads of a multiprocessor where they are not 2,048 (CUDA programming guide, compute capabilities)."""
+
+__all__ = ["FMS_4_45", "FMS_4_48", "FORETUNE", "MANUAL_LOOP", "PROFILES", "TRAINER", "TRL", "StackProfile"]
 
 
 class StackProfile(Value, frozen=True, kw_only=True):
@@ -30,6 +34,9 @@ class StackProfile(Value, frozen=True, kw_only=True):
     """Transformers' loader first allocates one block of the model's packed size (caching_allocator_warmup)."""
     load_order: Literal["module", "natural"] = "module"
     """Parameters in module order, or in natural order of their checkpoint names (Transformers' loader)."""
+    loads_onto_device: bool = False
+    """The loader's warm-up and order show without quantization too: weights are read straight onto the device, where
+    the others read an unquantized model into host memory (trl/trainer/utils.py, create_model_from_path)."""
     copies_code_tables: bool = True
     """bitsandbytes 0.50 keeps a 64 B code table and, nested, a copy of the 1 KiB map with each weight."""
     kbit_upcast: Literal["none", "norms", "all"] = "none"
@@ -47,16 +54,31 @@ class StackProfile(Value, frozen=True, kw_only=True):
     """Whose cross-entropy: ours (shifted targets come with the batch) or the model's: of Transformers 5; of 4.46 to
     4.48, where logits are shifted, which copies them, and the loss makes them fp32; up to 4.45, where the model does.
     """
-    loss_kernel: Literal["none", "triton", "liger"] = "none"
-    """A kernel in the place of torch's cross-entropy: Triton's writes over full logits, Liger's never has them."""
+    loss_kernel: Literal["none", "triton", "liger", "trl"] = "none"
+    """A kernel in the place of torch's cross-entropy: Triton's writes over full logits, Liger's never has them, TRL's
+    makes them in tiles of 4,096 tokens by 32,768 words (trl/kernels/chunked_logprob.py).
+    """
     holds_outputs: Literal["no", "through the update", "into the next forward"] = "no"
     """How long the caller holds the model's outputs, and with them the logits."""
     keeps_batch: bool = False
     """One batch is made before the first step and used for all."""
+    collects_batches: bool = False
+    """All batches of an update are made before its first forward and their targets counted: the loss is a sum divided
+    by that number, and the batches stay until the next update's are there (transformers/trainer.py, get_batch_samples).
+    """
     zeroes_grads_first: bool = False
     """zero_grad stands at the start of an update instead of its end."""
     scales_every_loss: bool = True
     """The loss is divided before backward even without accumulation."""
+    splits_decay: bool = False
+    """The optimizer has two groups, each with its own pass: with weight decay, and norms and biases without
+    (transformers/trainer.py, create_optimizer)."""
+    embeddings_in_32bit: bool = False
+    """8-bit optimizers keep fp32 states for embeddings (transformers/trainer.py, create_optimizer)."""
+    casts_adapters: bool = False
+    """Adapters of a quantized base are cast to bf16 once they are there (trl/trainer/sft_trainer.py)."""
+    has_triton: bool = True
+    """Triton is there, as in torch's wheels for Linux; TRL's loss kernel is torch's operators without it."""
     has_gemm_4bit: bool = True
     """bitsandbytes 0.50 computes 4-bit products in one operator that dequantizes inside."""
     rotary_by_product: bool = False
@@ -74,6 +96,14 @@ class StackProfile(Value, frozen=True, kw_only=True):
     checkpoint_form: Literal["non-reentrant", "reentrant"] = "non-reentrant"
     """torch's form of activation checkpointing."""
     # -- kernels
+    has_safe_softmax: bool = True
+    """torch's math attention looks for rows without any allowed key, and masks are made by `where` (learnt on torch
+    2.11, H200); not so in 2.6 (learnt on RTX 4080)."""
+    prefers_cudnn: bool = True
+    """cuDNN's attention comes first on compute capability 9.0 and 10.0 (torch from 2.11, whose wheels bring cuDNN 9.15
+    and later; sdp_utils.cpp, check_prefer_cudnn_attention)."""
+    multiprocessors: Multiprocessors = Multiprocessors(108, 2048)
+    """Of the device (`on` knows them): they decide into how many partial sums a long sum is divided."""
     has_flash_package: bool = False
     """flash-attn is there: no mask is made, and Transformers' wrapper casts fp32 inputs first."""
     flash_repeats_heads_of: tuple[str, ...] = ()
@@ -95,10 +125,12 @@ class StackProfile(Value, frozen=True, kw_only=True):
 
     def on(self, device: DeviceSpec | None) -> "StackProfile":
         """Return the profile with what depends on the device: from compute capability 9.0 larger workspaces."""
-        capability = None if device is None else device.compute_capability
-        if capability is None or float(capability) < 9.0:
+        if device is None or device.compute_capability is None:
             return self
-        return self.with_(cublas_bytes=RECENT_CUBLAS_BYTES)
+        capability = device.compute_capability
+        count = device.multiprocessors or self.multiprocessors.number
+        on = self.with_(multiprocessors=Multiprocessors(count, FEWER_THREADS.get(capability, 2048)))
+        return on if float(capability) < 9.0 else on.with_(cublas_bytes=RECENT_CUBLAS_BYTES)
 
     @property
     def unwritten(self) -> tuple[str, ...]:
@@ -112,6 +144,16 @@ class StackProfile(Value, frozen=True, kw_only=True):
             found.append(f"the loss of {self.loss}")
         if self.loss_kernel != "none":
             found.append(f"the loss kernel {self.loss_kernel}")
+        if self.collects_batches:
+            found.append("all batches of an update at once")
+        if self.splits_decay:
+            found.append("an optimizer of two groups")
+        if self.embeddings_in_32bit:
+            found.append("32-bit states of embeddings in an 8-bit optimizer")
+        if self.casts_adapters:
+            found.append("adapters of a quantized base in bf16")
+        if self.loads_onto_device:
+            found.append("an unquantized model read onto the device")
         if self.fused:
             found.append(f"fused kernels ({', '.join(self.fused)})")
         return tuple(found)
@@ -123,6 +165,7 @@ class StackProfile(Value, frozen=True, kw_only=True):
             cublaslt_bytes=self.cublaslt_bytes,
             sums_in_place=self.sums_in_place,
             rotary_by_product=self.rotary_by_product,
+            multiprocessors=self.multiprocessors,
         )
 
 
@@ -152,7 +195,7 @@ MANUAL_LOOP = StackProfile(
 input gradients on, one batch, `model(input_ids=..., labels=...)`; keys and values are repeated before attention."""
 
 MANUAL_LOOP_5_0 = MANUAL_LOOP.with_(
-    name="manual-loop-5.0", torch="2.10", transformers="5.0", peft="0.19", empties_cache=False
+    name="manual-loop-5.0", torch="2.10", transformers="5.0", peft="0.19", empties_cache=False, prefers_cudnn=False
 )
 """The same on Transformers 5.0 and PEFT 0.19, which does not empty the cache. Its loader quantizes on four threads,
 so under nf4 reserved varies from run to run; the order here is one of them."""
@@ -173,6 +216,8 @@ MANUAL_LOOP_WINDOWS = MANUAL_LOOP.with_(
     zeroes_grads_first=False,
     has_gemm_4bit=False,
     repeats_heads_for_sdpa=False,
+    has_safe_softmax=False,
+    prefers_cudnn=False,
     cublaslt_bytes=0,
 )
 """A plain loop on Windows, whose wheels have no flash attention: a new batch with a mask of ones for each step, and
@@ -194,6 +239,7 @@ FMS_4_48 = StackProfile(
     losses_without_upcast=("bloom", "dbrx", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "mpt", "opt"),
     caches_though_checkpointed=("gpt_bigcode",),
     checkpoint_form="reentrant",
+    prefers_cudnn=False,
     has_flash_package=True,
 )
 """fms-hf-tuning: TRL 0.13's SFTTrainer on Transformers 4.48 and flash-attn, checkpointing reentrant. Which autocast and
@@ -204,7 +250,28 @@ FMS_4_45 = FMS_4_48.with_(
 )
 """The same on Transformers 4.45."""
 
+TRAINER = StackProfile(
+    name="trainer",
+    has_warmup_block=True,
+    load_order="natural",
+    kbit_upcast="all",
+    embeddings_want_grad=True,
+    passes_mask=True,
+    loss="transformers",
+    collects_batches=True,
+    splits_decay=True,
+    embeddings_in_32bit=True,
+    autocast="bf16",
+    converts_outputs=True,
+)
+"""Transformers' Trainer with bf16=True: Accelerate's autocast, and outputs handed on in fp32. Under a 4-bit base
+prepare_model_for_kbit_training comes first. Without bf16=True neither `autocast` nor `converts_outputs` (`with_`)."""
+
+TRL = TRAINER.with_(name="trl", kbit_upcast="none", loss_kernel="trl", casts_adapters=True, loads_onto_device=True)
+"""TRL 1.16's SFTTrainer, which is a Trainer: its own loss in tiles, no k-bit preparation, adapters of a 4-bit base in
+bf16. It loads models in fp32 unless a dtype is asked for, and checkpointing is on unless switched off."""
+
 PROFILES: dict[str, StackProfile] = {
     profile.name: profile
-    for profile in (FORETUNE, MANUAL_LOOP, MANUAL_LOOP_5_0, MANUAL_LOOP_WINDOWS, FMS_4_48, FMS_4_45)
+    for profile in (FORETUNE, MANUAL_LOOP, MANUAL_LOOP_5_0, MANUAL_LOOP_WINDOWS, FMS_4_48, FMS_4_45, TRAINER, TRL)
 }

@@ -17,6 +17,7 @@ from sys import getrefcount
 from typing import Any, Literal, NamedTuple
 from weakref import ref
 
+from foretune.memory.kernels import Multiprocessors, reduction_workspaces
 from foretune.memory.layout import Shape, broadcast_shape, contiguous_strides, iterator_strides, numel, view_strides
 
 __all__ = [
@@ -56,6 +57,8 @@ class DeviceRules(NamedTuple):
     """The engine adds gradients in place where it may; under a dispatch mode (a trace) it never does."""
     rotary_by_product: bool = False
     """Rotary angles are a matrix product, which is the first to need cuBLAS (Transformers before 5.24)."""
+    multiprocessors: Multiprocessors = Multiprocessors(108, 2048)
+    """They decide into how many partial sums a long sum is divided."""
     softmax_backward_temporary: bool = True
     """Softmax backward first computes grad * output (CUDA)."""
     half_softmax_is_one_kernel: bool = True
@@ -85,6 +88,7 @@ class Tape:
         self.layer_ends: list[int] = []
         self.next_sequence = 0
         self.is_grad_enabled = True
+        self.is_training = True
         self.pack: Callable[[Tensor], Any] | None = None
         self.thread = "forward"
         self.workspaces: dict[tuple[str, str], Storage] = {}
@@ -110,10 +114,15 @@ class Tape:
             self.component = before
 
     def temporaries(self, *sizes: int) -> None:
-        """Workspaces of one kernel: born in order, dead in the same order."""
+        """Workspaces of one kernel: born in order, dead in reverse, as C++'s locals are."""
         held = [Storage(n) for n in sizes if n]
         while held:
-            held.pop(0)
+            held.pop()
+
+    def reduction(self, outputs: int, inputs: int, *, is_inner: bool) -> None:
+        """Partial sums of one reduction, after its result."""
+        device = self.rules.multiprocessors
+        self.temporaries(*reduction_workspaces(outputs, inputs, is_inner=is_inner, device=device))
 
     def workspace(self, library: str, num_bytes: int) -> None:
         """A library's workspace: once for each thread, kept for good."""
@@ -374,7 +383,12 @@ def _fit(out: Grads, i: int, edge: tuple[Any, int, Shape, str] | None) -> Tensor
     shape, dtype = edge[2], edge[3]
     if grad.shape != shape:
         if numel(grad.shape) != numel(shape):
-            grad = Tensor(shape, grad.dtype)
+            outputs, inputs = numel(shape), numel(grad.shape) // numel(shape)
+            is_inner = not shape or shape[-1] != grad.shape[-1]
+            total = Tensor(shape, grad.dtype)
+            current().reduction(outputs, inputs, is_inner=is_inner)
+            grad = total
+            del total
         else:
             strides = view_strides(grad.shape, grad.strides, shape)
             grad = Tensor(shape, grad.dtype) if strides is None else grad.view_as(shape, strides)

@@ -230,7 +230,7 @@ class Recording(NamedTuple):
 
 
 def _compile(tape: Tape) -> list[_Part]:
-    """Cut the recording into parts; a part outside the layers and without events only marks its phase."""
+    """Cut the recording into parts; outside the layers one without events is left out, unless it begins a phase."""
     born: list[tuple[int, int | None, int]] = [(0, None, 0)] * len(tape.components)
     parts: list[_Part] = []
     visit, last = -1, None
@@ -240,7 +240,7 @@ def _compile(tape: Tape) -> list[_Part]:
         if key is None or key != last:
             visit += 1
         last = key
-        if segment.layer is None and segment.position == end:
+        if segment.layer is None and segment.position == end and segment.kind != segment.phase:
             continue
         parts.append(_part(tape, segment, end, visit, born))
     return parts

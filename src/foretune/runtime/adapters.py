@@ -13,9 +13,16 @@ __all__ = ["attach_adapters"]
 
 
 def attach_adapters(
-    model: nn.Module, lora: LoraSettings, target_names: list[str], *, dtype: torch.dtype = torch.float32
+    model: nn.Module,
+    lora: LoraSettings,
+    target_names: list[str],
+    *,
+    dtype: torch.dtype = torch.float32,
+    base_dtype: torch.dtype = torch.float32,
 ) -> nn.Module:
     """Freeze the model and attach adapters of a dtype to the linear layers whose names end in these.
+
+    PEFT makes them in the base's dtype and then casts them to fp32, unless it is told to leave them.
 
     Give full names: a bare `q_proj` would reach a vision tower's too. Returns PEFT's wrapper; the model itself is
     changed in place. Gradient checkpointing must still be off: PEFT would make the embeddings' output want gradients,
@@ -38,14 +45,14 @@ def attach_adapters(
         bias="none",
         task_type="CAUSAL_LM",
     )
-    with warnings.catch_warnings(), _created_in(dtype):
+    with warnings.catch_warnings(), _created_in(base_dtype if dtype == torch.float32 else dtype):
         warnings.simplefilter("ignore", FutureWarning)  # PEFT asks Transformers by a name that it deprecates
         return get_peft_model(model, settings, autocast_adapter_dtype=dtype == torch.float32)
 
 
 @contextmanager
 def _created_in(dtype: torch.dtype) -> Iterator[None]:
-    """Make new layers in a dtype; PEFT itself leaves adapters on meta in torch's default."""
+    """Make new layers in a dtype; on meta PEFT would leave them in torch's default."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

@@ -11,9 +11,16 @@ from foretune.contract import OptimizerSettings
 __all__ = ["clip_gradients", "make_optimizer"]
 
 
-def make_optimizer(settings: OptimizerSettings, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """Return the optimizer that the settings name, over trained parameters in module order."""
-    trained = list(parameters)
+def make_optimizer(
+    settings: OptimizerSettings, parameters: Iterable[nn.Parameter], undecayed: Iterable[nn.Parameter] | None = None
+) -> torch.optim.Optimizer:
+    """Return the optimizer that the settings name, over trained parameters in module order.
+
+    `undecayed` are a second group, without weight decay.
+    """
+    trained: list[Any] = list(parameters)
+    if undecayed is not None:
+        trained = [{"params": trained}, {"params": list(undecayed), "weight_decay": 0.0}]
     kernel: dict[str, Any] = {"fused": True} if settings.kernel == "fused" else {"foreach": True}
     if settings.name == "sgd":
         return torch.optim.SGD(

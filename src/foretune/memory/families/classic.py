@@ -313,6 +313,7 @@ class FalconDecoder(_LayerNormDecoder):
     embedding_name = "transformer.word_embeddings.weight"
     final_norm_name = "transformer.ln_f"
     keyword_order = ("cache", "attention_mask", "position_ids", "position_embeddings")
+    keeps_outputs = True
 
     def make_layer(self, index: int) -> Layer:
         name = f"{self.modules.prefix}{index}"

@@ -140,7 +140,9 @@ class _Mode(TorchFunctionMode):
         if self.owner.is_suspended:
             return func(*args, **kwargs)
         if func in _LOWER:
-            args, kwargs = tree_map(self.owner.lowered, (args, kwargs))
+            # a C++ call casts its last argument first (checked on torch's own autocast for the CPU)
+            kwargs = tree_map(self.owner.lowered, kwargs)
+            args = tuple([tree_map(self.owner.lowered, argument) for argument in args[::-1]][::-1])
         elif func in _FP32 or (func in _SOFTMAX and kwargs.get("dtype") is None):
             args, kwargs = tree_map(_widened, (args, kwargs))
         return func(*args, **kwargs)

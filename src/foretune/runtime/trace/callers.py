@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from foretune.memory.kernels import NUM_UPDATES
 from foretune.runtime.checkpointing import enable_checkpointing
-from foretune.runtime.load import DTYPES, build_model, decoder_linears, model_config
+from foretune.runtime.load import DTYPES, decoder_linears
 from foretune.runtime.optimizer import clip_gradients
 from foretune.runtime.trace.autocast import Autocast
 from foretune.runtime.trace.fused import fuse, liger_loss, triton_cross_entropy
@@ -27,13 +27,7 @@ class CallersRun(OwnRun):
     """One fine-tune by Transformers, PEFT and a caller's loop."""
 
     def _build(self, raw_config: Mapping[str, Any]) -> nn.Module:
-        """flash-attn is not there without a GPU: its wrapper is a rule of the attention's stand-in."""
-        is_flash = self.config.attention == "flash_attention_2"
-        attention = "sdpa" if is_flash else self.config.attention
-        made = model_config(raw_config, attention=attention)
-        if is_flash and getattr(made, "sliding_window", None):
-            made.sliding_window = None  # a window is an argument of its kernel, not a mask
-        base = build_model(made, dtype=DTYPES[self.config.precision.dtype], device="meta", attention=attention)
+        base = super()._build(raw_config)
         settings: Any = base.config
         settings.use_cache = self.stack.keeps_cache and not self.config.gradient_checkpointing
         dtype = DTYPES.get(self.stack.autocast)
@@ -43,19 +37,24 @@ class CallersRun(OwnRun):
 
     # -- load
     def _load(self) -> None:
-        if self.stack.has_warmup_block and self.config.quantization is not None:
+        if self.stack.has_warmup_block and self._is_read_onto_device:
             self.recorder.temporaries([self._packed_bytes() // 2 * 2], "loader's warm-up")
         super()._load()
 
     def _in_load_order(self) -> list[tuple[str, nn.Parameter]]:
         named = super()._in_load_order()
-        if self.stack.load_order == "natural" and self.config.quantization is not None:
+        if self.stack.load_order == "natural" and self._is_read_onto_device:
             named.sort(key=lambda item: _natural(item[0]))
         return named
 
+    @property
+    def _is_read_onto_device(self) -> bool:
+        return self.config.quantization is not None or self.stack.loads_onto_device
+
     def _packed_bytes(self) -> int:
         """caching_allocator_warmup (transformers/modeling_utils.py): parameters at their packed size, and buffers."""
-        packed = {id(linear.weight) for linear in decoder_linears(self.base).values()}
+        linears = decoder_linears(self.base) if self.config.quantization is not None else {}
+        packed = {id(linear.weight) for linear in linears.values()}
         total = sum(buffer.numel() * buffer.element_size() for buffer in self.base.buffers())
         for parameter in self.base.parameters():
             is_packed = id(parameter) in packed
@@ -67,6 +66,10 @@ class CallersRun(OwnRun):
         if self.config.quantization is not None and self.stack.kbit_upcast != "none":
             self._prepare_kbit()
         model = self._adapted()
+        if self.stack.casts_adapters and self.config.quantization is not None:
+            for parameter in model.parameters():
+                if parameter.requires_grad:
+                    parameter.data = parameter.data.to(torch.bfloat16)
         self.recorder.component = "activations"
         if self.config.gradient_checkpointing:
             self._checkpoint()
@@ -122,7 +125,7 @@ class CallersRun(OwnRun):
 
     def _set_loss(self) -> None:
         """Put the loss of an older Transformers, or a kernel's, in the place of the model's."""
-        if self.stack.loss == "transformers" and self.stack.loss_kernel == "none":
+        if self.stack.loss == "transformers" and self.stack.loss_kernel in ("none", "trl"):
             return
         cross_entropy = triton_cross_entropy if self.stack.loss_kernel == "triton" else nn.functional.cross_entropy
         upcasts = self.facts.shape.model_type not in self.stack.losses_without_upcast
@@ -187,8 +190,8 @@ class CallersRun(OwnRun):
                 return {"loss": liger_loss(self.base, batch, partial(self._enter_loss, None))}
             outputs = self.model(**batch)
         self.cached.clear()
-        if self.stack.converts_outputs and outputs.logits.dtype != torch.float32:
-            outputs.logits = outputs.logits.float()
+        if self.stack.converts_outputs and "logits" in outputs and outputs["logits"].dtype != torch.float32:
+            outputs["logits"] = outputs["logits"].float()
         return outputs
 
 
@@ -199,7 +202,10 @@ def _checkpoint_under(autocast: Autocast, is_reentrant: bool, function: Callable
 def _shifted_loss(
     cross_entropy: Callable[..., Tensor], upcasts: bool, logits: Tensor, labels: Tensor, vocab_size: int, **_: Any
 ) -> Tensor:
-    """The loss up to Transformers 4.48: logits and labels lose a token, which copies them."""
+    """The loss up to Transformers 4.48: logits and labels lose a token, which copies them.
+
+    Source: transformers/loss/loss_utils.py of 4.48. Learnt on: A100 runs of fms-hf-tuning.
+    """
     if upcasts:
         logits = logits.float()
     shifted = logits[..., :-1, :].contiguous()

@@ -5,7 +5,7 @@ engine's sums) is the recorder's as for CUDA, and that is what is checked. Convo
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -18,18 +18,15 @@ import torch.utils._foreach_utils as foreach_utils
 from torch import Tensor
 
 from foretune.contract import TrainingConfig
-from foretune.memory.stack import FORETUNE
+from foretune.memory.stack import FORETUNE, StackProfile
 from foretune.models import ModelShape
 from foretune.runtime.trace.recorder import Recorder
+from foretune.runtime.trace.rules import Arguments, Rule, whole_numbers
 from foretune.runtime.trace.trace import record_run
 
-__all__ = ["CPU", "CpuTrace", "cpu_paths", "trace_on_cpu"]
+__all__ = ["CpuTrace", "cpu_paths", "trace_on_cpu"]
 
 aten = torch.ops.aten
-Workspaces = dict[Any, Callable[[tuple[Any, ...]], list[int]]]
-
-CPU = FORETUNE.with_(name="cpu", cublas_bytes=0, cublaslt_bytes=0)
-"""foretune's runtime without CUDA's libraries."""
 
 
 class CpuTrace(NamedTuple):
@@ -42,9 +39,11 @@ class CpuTrace(NamedTuple):
     """Of the updates, in order: positive for a birth, negative for a death."""
 
 
-def trace_on_cpu(config: TrainingConfig, shape: ModelShape, raw_config: Mapping[str, Any]) -> CpuTrace:
+def trace_on_cpu(
+    config: TrainingConfig, shape: ModelShape, raw_config: Mapping[str, Any], stack: StackProfile = FORETUNE
+) -> CpuTrace:
     """Trace what a fine-tune needs on a CPU with one thread."""
-    recorder = _CpuRecorder(CPU, shape.vocab_size)
+    recorder = _CpuRecorder(stack.with_(cublas_bytes=0, cublaslt_bytes=0), shape.vocab_size)
     program = record_run(recorder, cpu_paths(recorder), config, shape, raw_config)
     begin = program.marks[program.phases.index("forward") - 1]
     events = [0 if slot < 0 else recorder.births[slot].num_bytes * (1 if size else -1) for slot, size in program.events]
@@ -89,6 +88,9 @@ def _attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """scaled_dot_product_attention of torch on a CPU (aten/src/ATen/native/transformers/sdp_utils_cpp.cpp)."""
+    if torch.is_autocast_enabled("cuda"):  # the stand-in of autocast sets it, whatever is traced
+        dtype = torch.get_autocast_dtype("cuda")
+        value, key, query = value.to(dtype), key.to(dtype), query.to(dtype)
     if attn_mask is not None and attn_mask.dtype is torch.bool:
         attn_mask = _additive(attn_mask, query)
     is_flash = (
@@ -141,13 +143,13 @@ def _flash_block(num_queries: int, num_keys: int) -> tuple[int, int]:
     return min(queries, num_queries), min(512, num_keys)
 
 
-def _flash_forward(args: tuple[Any, ...]) -> list[int]:
+def _flash_forward(args: Arguments, _: StackProfile) -> list[int]:
     """Scores, maxima, sums and output of one block of queries (aten/src/ATen/native/cpu/FlashAttentionKernel.cpp)."""
     rows, columns = _flash_block(args[0].shape[2], args[1].shape[2])
     return [4 * rows * (columns + 2 + args[0].shape[3])]
 
 
-def _flash_backward(args: tuple[Any, ...]) -> list[int]:
+def _flash_backward(args: Arguments, _: StackProfile) -> list[int]:
     """The incoming gradient made contiguous, two blocks of scores, one sum for each query."""
     grad = args[0]
     rows, columns = _flash_block(args[1].shape[2], args[2].shape[2])
@@ -155,23 +157,19 @@ def _flash_backward(args: tuple[Any, ...]) -> list[int]:
     return [copy, 4 * 2 * rows * columns, 4 * rows]
 
 
-def _layer_norm_backward(args: tuple[Any, ...]) -> list[int]:
+def _layer_norm_backward(args: Arguments, _: StackProfile) -> list[int]:
     """Partial sums of both parameters' gradients for one thread (aten/src/ATen/native/cpu/layer_norm_kernel.cpp)."""
     return [2 * math.prod(args[2]) * 4] if any(args[7][1:]) else []
 
 
-def _sort(args: tuple[Any, ...]) -> list[int]:
+def _sort(args: Arguments, _: StackProfile) -> list[int]:
     """Positions of a whole-number sort (aten/src/ATen/native/cpu/SortingKernel.cpp)."""
     return [] if args[0].dtype.is_floating_point else [args[0].numel() * 8]
 
 
-def _cumsum(args: tuple[Any, ...]) -> list[int]:
-    """Whole numbers are summed as int64, from a copy (aten/src/ATen/native/ReduceOps.cpp)."""
-    return [] if args[0].dtype.is_floating_point or args[0].dtype is torch.int64 else [args[0].numel() * 8]
-
-
-AFTER: Workspaces = {
-    aten.cumsum.default: _cumsum,
+AFTER: dict[Any, Rule] = {
+    aten.cumsum.default: whole_numbers,
+    aten.sum.default: whole_numbers,
     aten.sort.default: _sort,
     aten._scaled_dot_product_flash_attention_for_cpu.default: _flash_forward,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _flash_backward,
@@ -179,7 +177,7 @@ AFTER: Workspaces = {
 }
 """Temporaries that a kernel allocates after its results."""
 
-BEFORE: Workspaces = {}
+BEFORE: dict[Any, Rule] = {}
 
 
 class _CpuRecorder(Recorder):
@@ -187,11 +185,6 @@ class _CpuRecorder(Recorder):
 
     devices = frozenset({"meta", "cpu"})
     before, after = BEFORE, AFTER
-
-    def temporaries(self, sizes: Sequence[int], name: str) -> None:
-        """A kernel's locals die last first."""
-        for slot in reversed([self.allocate(size, name) for size in sizes if size]):
-            self.free(slot)
 
     def _safe_softmax(self, args: tuple[Any, ...]) -> Tensor:
         """As torch 2.13 runs it: rows without any score are zeroed in place."""

@@ -41,7 +41,10 @@ def fuse(
 
 
 class _RMSNorm(torch.autograd.Function):
-    """Keeps the input and one fp32 number a row; the gradient is written into the incoming one."""
+    """Keeps the input and one fp32 number a row; the gradient is written into the incoming one.
+
+    Source: fms-acceleration (fused-ops-and-kernels, rms_layernorm.py). Learnt on: A100 runs of fms-hf-tuning.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -63,6 +66,7 @@ class _Adapters(torch.autograd.Function):
     """Products of one input with several 4-bit weights and their adapters.
 
     Keeps the input and what dropout made of it for each adapter; the products' sums are made in place.
+    Source: fms-acceleration (fused-ops-and-kernels, fast_lora.py). Learnt on: A100 runs of fms-hf-tuning.
     """
 
     @staticmethod
@@ -146,7 +150,10 @@ def _fuse_adapters(attention: Any, dropout: float, autocast: Autocast | None) ->
 
 
 class _TritonCrossEntropy(torch.autograd.Function):
-    """Keeps the logits and a number a row; the gradient is written over the logits."""
+    """Keeps the logits and a number a row; the gradient is written over the logits.
+
+    Source: fms-acceleration (fused-ops-and-kernels, cross_entropy_loss.py). Learnt on: A100 runs of fms-hf-tuning.
+    """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
@@ -165,7 +172,10 @@ def triton_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 class _LigerLoss(torch.autograd.Function):
-    """Head and loss over chunks of tokens; the gradients exist from forward on."""
+    """Head and loss over chunks of tokens; the gradients exist from forward on.
+
+    Source: Liger-Kernel (ops/fused_linear_cross_entropy.py). Learnt on: A100 runs of fms-hf-tuning.
+    """
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:

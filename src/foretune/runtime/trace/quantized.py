@@ -1,10 +1,10 @@
 """bitsandbytes on tensors without data: 4-bit layers and 8-bit optimizers, allocation by allocation.
 
 Follows bitsandbytes 0.50: functional.py (quantize_4bit, dequantize_4bit), autograd/_functions.py (MatMul4Bit),
-backends/default/ops.py (_gemm_4bit_default_impl), optim/optimizer.py (init_state).
+backends/cuda/ops.py (_dequant_linear_fallback), optim/optimizer.py (init_state).
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import bitsandbytes as bnb
 import torch
@@ -18,6 +18,16 @@ __all__ = ["Traced8bitOptimizer", "TracedLinear4bit", "quantize_on_meta"]
 
 BLOCK, NESTED_BLOCK = 64, 256
 PAGED_FROM_ELEMENTS, MIN_8BIT_ELEMENTS = 100_000, 4096
+
+
+class Loader(Protocol):
+    """What a weight's quantization leaves with whoever loads it."""
+
+    def mean_of_scales(self, count: int) -> None:
+        """Take a mean over so many scales."""
+
+    def keep_code_map(self) -> None:
+        """Make the map of nested scales, if it is not there yet."""
 
 
 class _State(NamedTuple):
@@ -42,10 +52,16 @@ class _State(NamedTuple):
 
 
 def _gemm_4bit(a: Tensor, bias: Tensor | None, state: _State) -> Tensor:
-    """_gemm_4bit_default_impl: the scales' offset is added out of place; scales and weight die on return."""
-    scales = state.scales(a.device) + 0.0 if state.is_nested else None  # noqa: F841 - alive until the product is there
+    """A 4-bit product: the scales' offset is added out of place; both live until the product is there.
+
+    Source: bitsandbytes/backends/cuda/ops.py (_dequant_linear_fallback). Learnt on: H200 runs.
+    """
+    scales = state.scales(a.device) if state.is_nested else None
+    shifted = scales + 0.0 if scales is not None else None
     weight = torch.empty(state.shape, dtype=a.dtype, device=a.device)
-    return F.linear(a, weight, bias)
+    out = F.linear(a, weight, bias)
+    del shifted, scales, weight
+    return out
 
 
 class _MatMul4Bit(torch.autograd.Function):
@@ -90,9 +106,16 @@ class TracedLinear4bit(bnb.nn.Linear4bit):
 
 
 def quantize_on_meta(
-    linear: nn.Linear, settings: QuantizationSettings, compute: torch.dtype, stack: StackProfile
+    linear: nn.Linear,
+    settings: QuantizationSettings,
+    compute: torch.dtype,
+    stack: StackProfile,
+    loader: Loader,
 ) -> TracedLinear4bit:
-    """Run quantize_4bit's allocations for one weight that is being loaded; what it does not keep is freed."""
+    """Quantize one weight that is being loaded; what is not kept is freed.
+
+    Source: bitsandbytes/functional.py (quantize_4bit). Learnt on: T4 runs (plain), RTX 4080 and H200 runs (nested).
+    """
     dtype, n, is_nested = linear.weight.dtype, linear.weight.numel(), settings.uses_double_quant
     keeps, blocks = stack.copies_code_tables, -(-linear.weight.numel() // BLOCK)
 
@@ -107,10 +130,18 @@ def quantize_on_meta(
         kept: tuple[Tensor | None, ...] = (absmax, code) if keeps else (made(blocks, torch.float32),)
     else:
         offset = made(1, torch.float32)
-        centred = made(blocks, torch.float32) if keeps else None
-        codes = made(blocks, torch.uint8), made(-(-blocks // NESTED_BLOCK), torch.float32)
-        kept = (*codes, made(256, torch.float32), offset, code) if keeps else (*codes, made(1, torch.float32))
-        del centred, offset
+        if keeps:
+            loader.mean_of_scales(blocks)
+            centred = made(blocks, torch.float32)
+            loader.keep_code_map()
+            scales = made(-(-blocks // NESTED_BLOCK), torch.float32)
+            kept = (made(blocks, torch.uint8), scales, made(256, torch.float32), offset, code)
+            del centred, scales
+        else:
+            codes = made(blocks, torch.uint8), made(-(-blocks // NESTED_BLOCK), torch.float32)
+            kept = (*codes, made(1, torch.float32))
+            del codes
+        del offset
     del absmax, loaded
     tensors = tuple(tensor for tensor in kept if tensor is not None)
     state = _State(linear.weight.shape, dtype, is_nested, tensors, stack.has_gemm_4bit)
@@ -121,15 +152,19 @@ def _code_table() -> Tensor:
     """get_4bit_type: sixteen numbers, normed by the largest magnitude."""
     table, magnitudes = (torch.empty(16, dtype=torch.float32, device="meta") for _ in range(2))
     largest = torch.empty((), dtype=torch.float32, device="meta")
-    del largest, magnitudes
+    del magnitudes, largest
     return table
 
 
 class Traced8bitOptimizer:
     """AdamW8bit and PagedAdamW8bit: states as init_state makes them, updates in place."""
 
-    def __init__(self, settings: OptimizerSettings, parameters: list[nn.Parameter]) -> None:
+    def __init__(
+        self, settings: OptimizerSettings, parameters: list[nn.Parameter], in_32bit: list[nn.Parameter] | None = None
+    ) -> None:
+        """Keep fp32 states for the parameters in `in_32bit` (GlobalOptimManager.register_module_override)."""
         self.parameters, self.is_paged = parameters, settings.name == "paged_adamw_8bit"
+        self.in_32bit = {id(parameter) for parameter in in_32bit or []}
         self.state: dict[nn.Parameter, dict[str, Tensor]] = {}
         self.maps: list[Tensor] = []
 
@@ -141,12 +176,14 @@ class Traced8bitOptimizer:
 
     def _states(self, parameter: nn.Parameter) -> dict[str, Tensor]:
         n, device = parameter.numel(), parameter.device
-        if n < MIN_8BIT_ELEMENTS:
-            return {name: torch.zeros_like(parameter, dtype=torch.float32) for name in ("state1", "state2")}
+        is_on_device = not self.is_paged or n < PAGED_FROM_ELEMENTS
+        if n < MIN_8BIT_ELEMENTS or id(parameter) in self.in_32bit:
+            names = ("state1", "state2") if is_on_device else ()
+            return {name: torch.zeros_like(parameter, dtype=torch.float32) for name in names}
         if not self.maps:
             self.maps = [torch.empty(256, dtype=torch.float32, device=device) for _ in range(2)]
         states = {}
-        if not self.is_paged or n < PAGED_FROM_ELEMENTS:
+        if is_on_device:
             states = {name: torch.zeros_like(parameter, dtype=torch.uint8) for name in ("state1", "state2")}
         scales = {
             name: torch.zeros(-(-n // NESTED_BLOCK), dtype=torch.float32, device=device)

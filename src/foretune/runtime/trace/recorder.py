@@ -5,7 +5,7 @@ the meta device does not is added by the rules of `rules.py`.
 """
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,12 +17,14 @@ from foretune.errors import UnsupportedError
 from foretune.memory.allocator import EMPTY_CACHE, Program, round_size
 from foretune.memory.stack import StackProfile
 from foretune.runtime.trace.rules import (
+    BIRTHS,
     BLAS,
     IN_PLACE_IN_BACKWARD,
     IN_PLACE_SUMS,
     ON_META,
     WORKSPACES_AFTER,
     WORKSPACES_BEFORE,
+    Rule,
     is_bias_product,
 )
 
@@ -96,8 +98,8 @@ class Recorder(TorchDispatchMode):
         self.events.append((slot, 0))
 
     def temporaries(self, sizes: Sequence[int], name: str) -> None:
-        """Record workspaces of one kernel: born in order, dead in the same order."""
-        for slot in [self.allocate(size, name) for size in sizes if size]:
+        """Record workspaces of one kernel: born in order, dead in reverse, as C++'s locals are."""
+        for slot in reversed([self.allocate(size, name) for size in sizes if size]):
             self.free(slot)
 
     def empty_cache(self) -> None:
@@ -153,20 +155,24 @@ class Recorder(TorchDispatchMode):
             return None  # in place, and without an implementation on meta
         held = [self.allocate(n, f"{func} workspace") for n in self._sizes(self.before, func, args)]
         out = ON_META.get(func, func)(*args, **(kwargs or {}))
-        for result in tree_leaves(out):
+        results = tree_leaves(out)
+        if func in BIRTHS:
+            results = [out[position] for position in BIRTHS[func]]
+        for result in results:
             if isinstance(result, Tensor):
                 self.track(result, str(func))
         for slot in held:
             self.free(slot)
-        self._library_workspaces(func, args)
+        self.library_workspaces(func, args)
         self.temporaries(self._sizes(self.after, func, args), f"{func} workspace")
         return out
 
-    def _sizes(self, table: dict[Any, Callable[..., list[int]]], func: Any, args: tuple[Any, ...]) -> list[int]:
+    def _sizes(self, table: dict[Any, Rule], func: Any, args: tuple[Any, ...]) -> list[int]:
         rule = table.get(func)
-        return rule(args) if rule is not None and _is_on_device(args) else []
+        return rule(args, self.stack) if rule is not None and _is_on_device(args) else []
 
-    def _library_workspaces(self, func: Any, args: tuple[Any, ...]) -> None:
+    def library_workspaces(self, func: Any, args: tuple[Any, ...]) -> None:
+        """Record what cuBLAS and cublasLt keep, at the first product of a thread."""
         if func not in BLAS or not _is_on_device(args):
             return
         wanted = [("cublas", self.stack.cublas_bytes)]
@@ -193,13 +199,12 @@ class Recorder(TorchDispatchMode):
         )
 
     def _safe_softmax(self, args: tuple[Any, ...]) -> Tensor:
-        """Run the composite's parts, so that its temporaries are seen (aten/.../transformers/attention.cpp)."""
+        """Softmax; then which scores are -inf, in which rows all are, and a zero that is put there in place."""
+        x = args[0]
         with self:
-            x = args[0]
             out = aten._softmax(x, args[1], False)
-            masked = x == float("-inf")
-            rows = masked.all(args[1], keepdim=True)
-            return torch.where(rows, torch.zeros((), device=x.device, dtype=x.dtype), out)
+        self.temporaries([x.numel(), x.numel() // x.shape[-1], x.element_size()], "aten._safe_softmax workspace")
+        return out
 
 
 def _answer(tensor: Tensor) -> Any:

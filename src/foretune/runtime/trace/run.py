@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from foretune.contract import TrainingConfig
 from foretune.errors import UnsupportedError
 from foretune.memory.components import Facts
-from foretune.memory.kernels import MAX_MICROSTEPS, NUM_UPDATES
+from foretune.memory.kernels import MAX_MICROSTEPS, NUM_UPDATES, reduction_workspaces
 from foretune.memory.stack import StackProfile
 from foretune.runtime.adapters import attach_adapters
 from foretune.runtime.checkpointing import enable_checkpointing
@@ -46,6 +46,8 @@ class OwnRun:
         stack: StackProfile,
     ) -> None:
         self.recorder, self.config, self.facts, self.stack = recorder, config, facts, stack
+        self.code_map: Tensor | None = None
+        self.is_evaluating = False
         self.base = self._build(raw_config)
         self.step = TrainingStep(self.base, self.base, is_chunked=config.loss == "chunked")
         with torch.device("meta"), recorder:
@@ -62,14 +64,19 @@ class OwnRun:
         gc.collect()
 
     def _build(self, raw_config: Mapping[str, Any]) -> nn.Module:
-        attention = self.config.attention
-        made = model_config(raw_config, attention=attention)
+        """flash-attn is not there without a GPU: its wrapper is a rule of the attention's stand-in."""
+        is_flash = self.config.attention == "flash_attention_2"
+        attention = "sdpa" if is_flash else self.config.attention
+        made: Any = model_config(raw_config, attention=attention)
+        if is_flash and getattr(made, "sliding_window", None):
+            made.sliding_window = None  # a window is an argument of its kernel, not a mask
         return build_model(made, dtype=DTYPES[self.config.precision.dtype], device="meta", attention=attention)
 
     # -- load
     def _load(self) -> None:
         """Parameters in module order, quantized as they come; then buffers."""
-        linears = decoder_linears(self.base) if self.config.quantization is not None else {}
+        quantization = self.config.quantization
+        linears = decoder_linears(self.base) if quantization is not None else {}
         for name, parameter in self._in_load_order():
             owner = name.removesuffix(".weight")
             if owner in linears and name.endswith(".weight"):
@@ -78,7 +85,7 @@ class OwnRun:
                 self.recorder.track(parameter, name)
         for name, buffer in self.base.named_buffers():
             self.recorder.track(buffer, name)
-        if self.config.quantization is not None:
+        if quantization is not None:
             self.base.is_loaded_in_4bit = True  # PEFT asks for these two
             self.base.quantization_method = "bitsandbytes"
 
@@ -92,7 +99,18 @@ class OwnRun:
         assert settings is not None
         compute = DTYPES[settings.compute_dtype_for(self.config.precision)]
         parent, _, child = name.rpartition(".")
-        setattr(self.base.get_submodule(parent), child, quantize_on_meta(linear, settings, compute, self.stack))
+        quantized = quantize_on_meta(linear, settings, compute, self.stack, self)
+        setattr(self.base.get_submodule(parent), child, quantized)
+
+    def mean_of_scales(self, count: int) -> None:
+        """Nested quantization centres the scales on their mean."""
+        sizes = reduction_workspaces(1, count, is_inner=True, device=self.stack.multiprocessors)
+        self.recorder.temporaries(sizes, "mean of scales workspace")
+
+    def keep_code_map(self) -> None:
+        """The library keeps the map of nested scales on the device, once (functional.py, name2qmap)."""
+        if self.code_map is None:
+            self.code_map = torch.empty(256, dtype=torch.float32)
 
     # -- prepare
     def _prepare(self) -> nn.Module:
@@ -108,10 +126,23 @@ class OwnRun:
         if self.config.lora is None:
             return self.base
         self.recorder.component = "adapters"
-        prefix = self.facts.shape.layer_prefix
+        prefix = self._layer_prefix()
         names = [f"{prefix}{i}.{projection.name}" for projection in self.facts.adapted for i in projection.layers]
-        dtype = DTYPES[self.config.precision.adapter_dtype]
-        return attach_adapters(self.base, self.config.lora, names, dtype=dtype)
+        dtypes = self.config.precision.adapter_dtype, self.config.precision.dtype
+        dtype, base_dtype = (DTYPES[name] for name in dtypes)
+        return attach_adapters(self.base, self.config.lora, names, dtype=dtype, base_dtype=base_dtype)
+
+    def _layer_prefix(self) -> str:
+        """Return what the layers are called in the built model: the causal class of a model for text and images has
+        them under another name than the checkpoint."""
+        wanted = self.facts.shape.layer_prefix
+        last = wanted.rstrip(".").rpartition(".")[2]
+        found = set()
+        for name, _ in self.base.named_modules():
+            before, _, after = name.partition(f"{last}.0.")
+            if after in {projection.name for projection in self.facts.adapted}:
+                found.add(f"{before}{last}.")
+        return wanted if wanted in found or len(found) != 1 else found.pop()
 
     # -- updates
     def train(self) -> None:
@@ -121,6 +152,21 @@ class OwnRun:
         for update in range(NUM_UPDATES):
             self.recorder.suffix = "" if update == 0 else " (later)"
             run_update(self.step, self._batches(), 1, self.optimizer, settings, self.trained)
+        if self.config.evaluation.is_asked_for:
+            self._evaluate()
+        self.recorder.enter("save")  # weights go to the host one by one; the device allocates nothing
+
+    def _evaluate(self) -> None:
+        """One batch through the step without gradients, checkpointing or dropout."""
+        self.recorder.enter("evaluation")
+        self.recorder.component = "activations"
+        self.is_evaluating = True
+        self.step.eval()
+        with torch.no_grad():
+            ids, targets = self._ids(), self._ids()
+            loss = self.step(ids, targets)
+            del ids, targets, loss
+        self.step.train()
 
     def _optimizer(self) -> Any:
         settings = self.config.optimizer
@@ -160,5 +206,5 @@ class OwnRun:
         self.recorder.component = "optimizer states"
 
     def _enter_loss(self, *_: Any) -> None:
-        if not self.recorder.in_backward:
+        if not self.recorder.in_backward and not self.is_evaluating:
             self.recorder.enter(f"loss{self.recorder.suffix}")

@@ -20,6 +20,7 @@ from foretune.runtime.trace.callers import CallersRun
 from foretune.runtime.trace.recorder import Birth, Recorder
 from foretune.runtime.trace.run import OwnRun
 from foretune.runtime.trace.stand_ins import cuda_paths
+from foretune.runtime.trace.trainer import TrainerRun
 
 __all__ = ["Trace", "record_run", "trace_memory"]
 
@@ -72,12 +73,17 @@ def record_run(
 ) -> Program:
     """Run a fine-tune without data under a device's paths; the recorder has its births."""
     with _quiet_collector(), paths, _backward_noticed(recorder):
-        kind = OwnRun if recorder.stack.loss == "own" else CallersRun
-        run = kind(recorder, config, facts_of(config, shape), raw_config, recorder.stack)
+        run = _kind_of(recorder.stack)(recorder, config, facts_of(config, shape), raw_config, recorder.stack)
         with recorder:
             run.train()
             num_events = len(recorder.events)
     return recorder.program(num_events)
+
+
+def _kind_of(stack: StackProfile) -> type[OwnRun]:
+    if stack.loss == "own":
+        return OwnRun
+    return TrainerRun if stack.collects_batches else CallersRun
 
 
 def _requested_peak(program: Program, births: list[Birth]) -> int:
