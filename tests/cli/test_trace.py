@@ -301,8 +301,6 @@ def test_a_loop_without_a_chunked_loss_says_so(call) -> None:
 @pytest.mark.parametrize(
     ("field", "words"),
     [
-        ("loss", ("--loss", "liger")),
-        ("quantization.scheme", ("--method", "qlora", "--set", "quantization.scheme=int8")),
         ("batch.packing", ("--set", "batch.packing=true")),
         ("device", ("--set", "device=cpu", "--dtype", "fp32")),
     ],
@@ -311,6 +309,21 @@ def test_what_the_runtime_has_no_code_for_is_refused_by_name(call, field: str, w
     called = call("trace", "--model", "llama", *SHORT, *words, "--json")
     assert called.code == 2
     assert [problem["field"] for problem in called.document["error"]["problems"]] == [field]
+
+
+def test_an_8_bit_base_is_traced_as_an_experiment(call) -> None:
+    words = ("--method", "qlora", "--set", "quantization.scheme=int8")
+    called = call("trace", "--model", "llama", *SHORT, *words, "--json")
+    assert called.code == 0
+    assert any("8-bit base" in path for path in called.document["untested_paths"])
+    assert call("estimate", "--model", "llama", *SHORT, *words).code == 2
+
+
+def test_ligers_loss_is_traced_as_an_experiment(call) -> None:
+    called = call("trace", "--model", "llama", *SHORT, "--loss", "liger", "--json")
+    assert called.code == 0
+    assert any("Liger" in path for path in called.document["untested_paths"])
+    assert call("estimate", "--model", "llama", *SHORT, "--loss", "liger").code == 2
 
 
 def test_flash_attn_is_traced_as_an_experiment(call) -> None:

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from foretune.contract import LoraSettings, OptimizerSettings
-from foretune.errors import UnsupportedError
+from foretune.errors import MissingDependencyError, UnsupportedError
 from foretune.runtime.adapters import attach_adapters
 from foretune.runtime.checkpointing import enable_checkpointing
 from foretune.runtime.load import build_model, model_config
-from foretune.runtime.loss import IGNORED, probe_head_map
+from foretune.runtime.loss import IGNORED, liger_loss_sum, probe_head_map
 from foretune.runtime.optimizer import make_optimizer
 from foretune.runtime.step import TrainingStep
 from foretune.runtime.update import Batch, count_targets, run_update
@@ -183,6 +183,34 @@ def test_the_chunked_loss_and_its_gradients_are_the_stock_ones(name: str) -> Non
     expected.backward()
     torch.testing.assert_close(loss, expected)
     assert_same_gradients(chunked.model, stock.model)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_a_fused_loss_is_given_what_the_stock_one_is_made_of(name: str) -> None:
+    def fused(hidden_TH: Tensor, weight_VH: Tensor, targets_T: Tensor, bias_V: Tensor | None) -> Tensor:
+        logits_TV = torch.nn.functional.linear(hidden_TH, weight_VH, bias_V)
+        return torch.nn.functional.cross_entropy(logits_TV, targets_T, reduction="sum")
+
+    batch = padded(rows_of([20, 15, 17]), num_unsupervised=3)
+    stock, base = real_step(name), real_model(name)
+    step = TrainingStep(base, base, is_chunked=False, fused_loss=fused)
+    loss, expected = step(*batch), stock(*batch)
+    loss.backward()
+    expected.backward()
+    torch.testing.assert_close(loss, expected)
+    assert_same_gradients(base, stock.model)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "granite"])
+def test_a_fused_loss_is_refused_where_logits_are_changed(name: str) -> None:
+    base = real_model(name)
+    with pytest.raises(UnsupportedError, match="changes its logits"):
+        TrainingStep(base, base, is_chunked=False, fused_loss=lambda *_: torch.zeros(()))
+
+
+def test_liger_that_is_not_there_is_named() -> None:
+    with pytest.raises(MissingDependencyError, match="liger-kernel"):
+        liger_loss_sum(torch.zeros(2, 4), torch.zeros(8, 4), torch.zeros(2, dtype=torch.long), None)
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,32 @@ def config(**changes: Any) -> TrainingConfig:
     return TrainingConfig.create(**{**fields, **changes})
 
 
+def test_a_fused_loss_has_a_chunk_of_logits_and_refuses_what_it_cannot_compute() -> None:
+    peaks = {loss: trace_memory(config(loss=loss), shape_of(SMALL), SMALL) for loss in ("stock", "liger")}
+    tokens, vocabulary = 2 * 128, SMALL["vocab_size"]
+    liger = [b for b in peaks["liger"].births if vocabulary in b.shape and b.phase.startswith("loss")]
+    assert [birth.shape for birth in liger] == [(16, vocabulary)] * 2  # ceil(8000 / 512) = 16 pieces, in two updates
+    stock = [b for b in peaks["stock"].births if vocabulary in b.shape and b.phase.startswith("loss")]
+    assert (tokens, vocabulary) in {birth.shape for birth in stock}
+    assert peaks["liger"].estimate.allocated_bytes < peaks["stock"].estimate.allocated_bytes
+    capped = {**SMALL, "model_type": "gemma2", "head_dim": 64, "final_logit_softcapping": 30.0}
+    with pytest.raises(UnsupportedError, match="changes its logits"):
+        trace_memory(config(loss="liger", attention="eager"), shape_of(capped), capped)
+
+
+def test_an_8_bit_weight_is_a_byte_and_is_widened_for_its_inputs_gradient() -> None:
+    trace = trace_memory(config(quantization={"scheme": "int8"}), shape_of(SMALL), SMALL)
+    width, inner, layers = SMALL["hidden_size"], SMALL["intermediate_size"], SMALL["num_hidden_layers"]
+
+    def made(dtype: str, phase: str) -> int:
+        return sum(b.dtype == dtype and b.phase == phase and b.shape == (inner, width) for b in trace.births)
+
+    assert made("int8", "load") == 2 * layers  # gate and up
+    assert made("bfloat16", "backward") == 2 * layers
+    codes = [b for b in trace.births if b.dtype == "int8" and b.phase == "load"]
+    assert sum(birth.num_bytes for birth in codes) == trace.estimate.quantized_params
+
+
 def test_a_trace_is_an_answer_of_its_own_kind_whose_components_add_up() -> None:
     trace = trace_memory(config(), shape_of(SMALL), SMALL)
     answer = trace.estimate

@@ -167,6 +167,7 @@ def _assumptions(
         texts.append(f"{batch.sequence_length:,} tokens lie beyond the model's context of {shape.max_positions:,}.")
     if (
         config.quantization is not None
+        and config.quantization.scheme == "nf4"
         and stack.has_gemm_4bit
         and batch.micro_batch_size * batch.sequence_length <= 1536
     ):
@@ -189,6 +190,10 @@ def _untested_paths(
         texts.append("the flash-attn package, which is experimental here")
     elif "flash" in attention_kernel.split(": ")[-1]:
         texts.append("flash attention's workspaces in backward (no measured peak lies in them)")
+    if config.quantization is not None and config.quantization.scheme == "int8":
+        texts.append("the 8-bit base (no column is taken to have outliers)")
+    if config.loss == "liger":
+        texts.append("Liger's loss on this stack")
     if config.lora is None and config.batch.micro_batch_size * config.batch.sequence_length > SORTED_FROM_TOKENS:
         texts.append(f"the embedding's gradient for more than {SORTED_FROM_TOKENS:,} tokens (sorting them)")
     if config.lora is None and _has_layer_norms(shape):

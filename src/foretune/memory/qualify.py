@@ -20,17 +20,19 @@ class _Refusal(NamedTuple):
     value: object
     what: str
     instead: str
+    is_traced: bool = False
+    """The trace runs it, as an experiment that no measurement has touched."""
 
 
 REFUSED_SETTINGS = (
     _Refusal("device", "cpu", "the memory of a run on the CPU", "Set device: cuda."),
-    _Refusal("quantization.scheme", "int8", "an 8-bit base", "Set quantization.scheme: nf4."),
+    _Refusal("quantization.scheme", "int8", "an 8-bit base", "Set quantization.scheme: nf4, or trace it.", True),
     _Refusal("lora.use_dora", True, "DoRA", "Set lora.use_dora: false."),
-    _Refusal("attention", "flash_attention_2", "the flash-attn package", "Set attention: sdpa, or trace it."),
-    _Refusal("loss", "liger", "Liger's loss", "Set loss: chunked."),
+    _Refusal("attention", "flash_attention_2", "the flash-attn package", "Set attention: sdpa, or trace it.", True),
+    _Refusal("loss", "liger", "Liger's loss", "Set loss: chunked, or trace it.", True),
     _Refusal("batch.packing", True, "a batch of packed rows", "Set batch.packing: false."),
 )
-"""Each is refused by `estimate`, and by `trace` too, which runs flash-attn's wrapper as an experiment."""
+"""Each is refused by `estimate`, and by `trace` too unless it says so."""
 
 
 # fmt: off
@@ -66,7 +68,7 @@ def setting_problems(config: TrainingConfig, stack: StackProfile, verb: str) -> 
     """List the settings whose memory is not known yet; `verb` says what is not done: estimated, traced."""
     problems = []
     for refusal in REFUSED_SETTINGS:
-        if refusal.field == "attention" and verb == "traced":
+        if refusal.is_traced and verb == "traced":
             continue
         value: object = config
         for name in refusal.field.split("."):

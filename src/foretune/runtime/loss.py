@@ -12,10 +12,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from foretune.errors import UnsupportedError
+from foretune.errors import MissingDependencyError, UnsupportedError
 from foretune.memory.kernels import chunk_tokens
 
-__all__ = ["IGNORED", "HeadMap", "chunked_loss_sum", "probe_head_map", "token_loss_sum"]
+__all__ = [
+    "IGNORED",
+    "FusedLoss",
+    "HeadMap",
+    "chunked_loss_sum",
+    "liger_loss_sum",
+    "probe_head_map",
+    "token_loss_sum",
+]
+
+FusedLoss = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+"""From hidden states [T, H], the head's weight [V, H], targets [T] and the head's bias to the summed loss."""
 
 IGNORED = -100
 """Targets of tokens that carry no loss."""
@@ -60,6 +71,22 @@ def chunked_loss_sum(hidden_BSH: Tensor, targets_BS: Tensor, head: nn.Module, he
     for hidden, targets in zip(hidden_TH.split(rows), targets_T.split(rows), strict=True):
         total = total + checkpoint(chunk, hidden, targets, use_reentrant=False)
     return total
+
+
+def liger_loss_sum(hidden_TH: Tensor, weight_VH: Tensor, targets_T: Tensor, bias_V: Tensor | None) -> Tensor:
+    """As token_loss_sum of the head's logits, by Liger's kernel: experimental, and for a GPU alone.
+
+    Raises MissingDependencyError.
+    """
+    try:
+        from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss  # type: ignore[import-not-found]
+    except ImportError as error:
+        raise MissingDependencyError(
+            "loss is liger, and liger-kernel is not installed.", hint="Run: pip install 'foretune[liger]'", field="loss"
+        ) from error
+    kernel = LigerFusedLinearCrossEntropyLoss(ignore_index=IGNORED, reduction="sum")
+    loss: Tensor = kernel(weight_VH, hidden_TH, targets_T, bias_V)
+    return loss
 
 
 def probe_head_map(model: nn.Module) -> HeadMap:

@@ -16,7 +16,7 @@ from foretune.contract import TrainingConfig
 from foretune.memory.stack import StackProfile
 from foretune.runtime.trace.autocast import Autocast
 
-__all__ = ["fuse", "liger_loss", "triton_cross_entropy"]
+__all__ = ["fuse", "liger_loss", "traced_liger_sum", "triton_cross_entropy"]
 
 
 def fuse(
@@ -208,3 +208,46 @@ def liger_loss(base: Any, batch: dict[str, Tensor], begin_loss: Callable[[], Non
     hidden = hidden[..., :-1, :].contiguous().view(-1, hidden.shape[-1])
     labels = batch["labels"][..., 1:].contiguous().view(-1)
     return _LigerLoss.apply(hidden, base.lm_head.weight, labels)
+
+
+class _LigerSum(torch.autograd.Function):
+    """Today's Liger: one buffer for the logits of a chunk, gradients made beside the loss and scaled in place.
+
+    Source: Liger-Kernel 0.8 (ops/fused_linear_cross_entropy.py).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None) -> Tensor:
+        num_tokens, width = hidden.shape
+        pieces = -(-weight.shape[0] // width)
+        rows = min(1 << (-(-num_tokens // pieces) - 1).bit_length(), num_tokens)
+        of_hidden = torch.zeros_like(hidden)
+        is_training = hidden.requires_grad
+        of_weight = torch.zeros_like(weight) if is_training and weight.requires_grad else None
+        of_bias = torch.zeros_like(bias) if is_training and bias is not None else None
+        losses = torch.zeros(num_tokens, dtype=torch.float32, device=hidden.device)
+        counted = targets != -100
+        counted.sum().item()
+        buffer = torch.empty((rows, weight.shape[0]), dtype=hidden.dtype, device=hidden.device)
+        for start in range(0, num_tokens, rows):
+            chunk = hidden[start : start + rows]
+            logits = buffer[: chunk.shape[0]]
+            torch.mm(chunk, weight.t(), out=logits)
+            if bias is not None:
+                logits.add_(bias)
+            torch.mm(logits, weight, out=of_hidden[start : start + rows])
+            if of_weight is not None:
+                of_weight.addmm_(logits.t(), chunk)
+        del buffer
+        ctx.gradients = of_hidden, of_weight, of_bias
+        return losses.sum()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        of_hidden, of_weight, of_bias = ctx.gradients
+        return of_hidden, of_weight, None, of_bias
+
+
+def traced_liger_sum(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None) -> Tensor:
+    """Stand in for the runtime's liger_loss_sum, whose kernels need a GPU."""
+    return _LigerSum.apply(hidden, weight, targets, bias)

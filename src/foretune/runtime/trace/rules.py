@@ -26,7 +26,7 @@ __all__ = [
 
 aten = torch.ops.aten
 
-BLAS = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default})
+BLAS = frozenset({aten.mm.default, aten.mm.out, aten.addmm.default, aten.bmm.default, aten.baddbmm.default})
 """Products that need cuBLAS."""
 
 

@@ -17,6 +17,7 @@ from foretune.runtime.checkpointing import enable_checkpointing
 from foretune.runtime.load import DTYPES, build_model, decoder_linears, model_config
 from foretune.runtime.optimizer import make_optimizer
 from foretune.runtime.step import TrainingStep
+from foretune.runtime.trace.fused import traced_liger_sum
 from foretune.runtime.trace.recorder import Recorder
 from foretune.runtime.update import Batch, run_update
 
@@ -49,7 +50,8 @@ class OwnRun:
         self.code_map: Tensor | None = None
         self.is_evaluating = False
         self.base = self._build(raw_config)
-        self.step = TrainingStep(self.base, self.base, is_chunked=config.loss == "chunked")
+        fused = self._liger_sum if config.loss == "liger" else None
+        self.step = TrainingStep(self.base, self.base, is_chunked=config.loss == "chunked", fused_loss=fused)
         with torch.device("meta"), recorder:
             self._load()
             recorder.enter("prepare")
@@ -86,20 +88,25 @@ class OwnRun:
         for name, buffer in self.base.named_buffers():
             self.recorder.track(buffer, name)
         if quantization is not None:
-            self.base.is_loaded_in_4bit = True  # PEFT asks for these two
+            bits = "8" if quantization.scheme == "int8" else "4"
+            setattr(self.base, f"is_loaded_in_{bits}bit", True)  # PEFT asks for these two
             self.base.quantization_method = "bitsandbytes"
 
     def _in_load_order(self) -> list[tuple[str, nn.Parameter]]:
         return list(self.base.named_parameters())
 
     def _quantize(self, name: str, linear: nn.Linear) -> None:
-        from foretune.runtime.trace.quantized import quantize_on_meta  # needs bitsandbytes
+        from foretune.runtime.trace.int8 import quantize_int8_on_meta  # needs bitsandbytes
+        from foretune.runtime.trace.quantized import quantize_on_meta
 
         settings = self.config.quantization
         assert settings is not None
-        compute = DTYPES[settings.compute_dtype_for(self.config.precision)]
+        if settings.scheme == "int8":
+            quantized: nn.Module = quantize_int8_on_meta(linear)
+        else:
+            compute = DTYPES[settings.compute_dtype_for(self.config.precision)]
+            quantized = quantize_on_meta(linear, settings, compute, self.stack, self)
         parent, _, child = name.rpartition(".")
-        quantized = quantize_on_meta(linear, settings, compute, self.stack, self)
         setattr(self.base.get_submodule(parent), child, quantized)
 
     def mean_of_scales(self, count: int) -> None:
@@ -204,6 +211,10 @@ class OwnRun:
     def _begin_optimizer(self) -> None:
         self.recorder.enter(f"optimizer{self.recorder.suffix}")
         self.recorder.component = "optimizer states"
+
+    def _liger_sum(self, *arguments: Any) -> Tensor:
+        self._enter_loss()  # the head is not called
+        return traced_liger_sum(*arguments)
 
     def _enter_loss(self, *_: Any) -> None:
         if not self.recorder.in_backward and not self.is_evaluating:
