@@ -172,6 +172,8 @@ def _assumptions(
         and batch.micro_batch_size * batch.sequence_length <= 1536
     ):
         texts.append("Up to 1,536 tokens bitsandbytes may skip the dequantized buffer in forward; it is counted.")
+    if config.evaluation.is_asked_for and stack.loss != "own":
+        texts.append(f"Evaluation is left out: how the stack {stack.name} evaluates is not known.")
     if config.optimizer.name == "paged_adamw_8bit":
         texts.append(
             "Paged states of 1e5 elements and more lie in managed memory, outside these figures; they may move to the "

@@ -22,6 +22,7 @@ from foretune.memory.stack import FORETUNE, StackProfile
 from foretune.models import ModelShape
 from foretune.runtime.trace.recorder import Recorder
 from foretune.runtime.trace.rules import Arguments, Rule, whole_numbers
+from foretune.runtime.trace.stand_ins import math_attention
 from foretune.runtime.trace.trace import record_run
 
 __all__ = ["CpuTrace", "cpu_paths", "trace_on_cpu"]
@@ -92,7 +93,7 @@ def _attention(
         dtype = torch.get_autocast_dtype("cuda")
         value, key, query = value.to(dtype), key.to(dtype), query.to(dtype)
     if attn_mask is not None and attn_mask.dtype is torch.bool:
-        attn_mask = _additive(attn_mask, query)
+        attn_mask = _additive(attn_mask, query.dtype)
     is_flash = (
         dropout_p == 0.0
         and query.shape[-1] == key.shape[-1] == value.shape[-1]
@@ -103,39 +104,12 @@ def _attention(
         return aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
         )[0]
-    return _math(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    return math_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, _additive)
 
 
-def _additive(allowed: Tensor, like: Tensor) -> Tensor:
-    """convert_boolean_attn_mask: where(mask, 0, -inf)."""
-    return torch.zeros_like(allowed, dtype=like.dtype)
-
-
-def _math(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    dropout: float,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
-) -> Tensor:
-    """_scaled_dot_product_attention_math of torch 2.13: the mask is added in place, softmax looks for empty rows."""
-    factor = math.sqrt(scale if scale is not None else q.shape[-1] ** -0.5)
-    q = q * factor
-    if is_causal:
-        mask = _additive(torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril(), q)
-    if enable_gqa and q.shape[1] != k.shape[1]:
-        n = q.shape[1] // k.shape[1]
-        k, v = k.repeat_interleave(n, -3), v.repeat_interleave(n, -3)
-    attn = torch.matmul(q, k.transpose(-2, -1) * factor)
-    if mask is not None:
-        attn.add_(mask)
-    attn = aten._safe_softmax(attn, -1)
-    if dropout:
-        attn = F.dropout(attn, dropout)
-    return torch.matmul(attn, v)
+def _additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
+    """convert_boolean_attn_mask: where(mask, 0, -inf), whose numbers are no tensors of the device."""
+    return torch.zeros_like(allowed, dtype=dtype)
 
 
 def _flash_block(num_queries: int, num_keys: int) -> tuple[int, int]:

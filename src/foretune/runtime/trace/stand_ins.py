@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from foretune.memory.kernels import AttentionKernels, flash_width
 
-__all__ = ["cuda_paths"]
+__all__ = ["cuda_paths", "math_attention"]
 
 aten = torch.ops.aten
 _softmax = F.softmax
@@ -115,8 +115,8 @@ def _attention(
         return _cudnn(query, key, value, mask, dropout, is_causal, scale)
     if kernel == "efficient":
         return _efficient(query, key, value, mask, dropout, is_causal, scale)
-    math_attention = _math if kernels.has_safe_softmax else _math_2_6
-    return math_attention(query, key, value, mask, dropout, is_causal, scale, enable_gqa)
+    run = math_attention if kernels.has_safe_softmax else _math_2_6
+    return run(query, key, value, mask, dropout, is_causal, scale, enable_gqa)
 
 
 def _additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
@@ -155,7 +155,7 @@ def _efficient(
     )[0]
 
 
-def _math(
+def math_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -164,9 +164,11 @@ def _math(
     is_causal: bool,
     scale: float | None,
     enable_gqa: bool,
+    additive: Callable[[Tensor, torch.dtype], Tensor] = _additive,
 ) -> Tensor:
     """Math attention as it runs on a real device: under a dispatch mode it would add the mask out of place.
 
+    `additive` makes a mask of truth values one that is added.
     Source: aten/src/ATen/native/transformers/attention.cpp. Learnt on: torch's CPU profiler (2.13); H200 runs (2.11).
     """
     dtype = q.dtype
@@ -175,7 +177,7 @@ def _math(
     factor = math.sqrt(scale if scale is not None else q.shape[-1] ** -0.5)
     q = q * factor
     if is_causal:
-        mask = _additive(torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril(), q.dtype)
+        mask = additive(torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril(), q.dtype)
     if enable_gqa and q.shape[1] != k.shape[1]:
         n, heads = q.shape[1] // k.shape[1], q.shape[1]
         k, v = k.repeat_interleave(n, 1, output_size=heads), v.repeat_interleave(n, 1, output_size=heads)
