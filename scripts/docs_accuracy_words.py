@@ -77,10 +77,10 @@ Transformers and PEFT code on tensors without data, equal the estimate's events 
 order of two frees, where the class walks a set of strings). Those figures say that the estimate is the program; the
 tables above say that the program is what a GPU runs.
 
-**Against torch's own profiler.** The runtime's step on real tensors on a CPU, in 35 configurations of twelve families
-(dense, experts, state space, hybrid; full and LoRA; stock and chunked loss; with and without checkpointing and
-accumulation), peaks within 0.003 % of the trace under a CPU's rules, the order of all births and deaths the same
-(`tests/runtime/test_cpu_truth.py`).
+**Against torch's own profiler.** The runtime's step on real tensors on a CPU, in 41 configurations of twelve families
+(dense, experts, state space, hybrid; full, LoRA, DoRA and modules trained whole; stock and chunked loss; with and
+without checkpointing and accumulation), peaks within 0.003 % of the trace under a CPU's rules, the order of all births
+and deaths the same (`tests/runtime/test_cpu_truth.py`).
 
 **Against a real GPU.** `python benchmarks/gpu_truth.py --out DIR` runs foretune's own training step on the GPU of this
 machine: thirteen short configurations at published widths with two or four layers, random weights, two updates each,

@@ -97,7 +97,9 @@ class Case(NamedTuple):
     def __str__(self) -> str:
         words = [self.model, "lora" if "lora" in self.fields else "full"]
         words += [f"{key}={value}" for key, value in self.fields.items() if isinstance(value, (str, bool))]
-        words += [word for word in ("dropout",) if self.fields.get("lora", {}).get("dropout")]
+        chosen = self.fields.get("lora", {})
+        words += [word for word in ("dropout", "use_dora", "use_rslora") if chosen.get(word)]
+        words += [f"and {name}" for name in chosen.get("modules_to_save", ())]
         words += [f"{key}={value}" for key, value in self.fields.get("optimizer", {}).items() if value is not None]
         return "-".join([*words, f"{self.rows}x{self.length}x{self.steps}"])
 
@@ -148,6 +150,12 @@ CASES = [
     Case("mamba2", 4, 80, 1, {**EAGER, **CHUNKED}),
     Case("granitemoehybrid", 2, 64, 1, {}),
     Case("granitemoehybrid", 1, 48, 3, KEPT),
+    Case("llama", 2, 64, 1, {"lora": {**LORA, "use_dora": True}}),
+    Case("qwen3", 2, 48, 3, {"lora": {**DROPOUT, "use_dora": True}, **KEPT}),
+    Case("llama", 2, 64, 1, {"lora": {**LORA, "use_rslora": True}}),
+    Case("llama", 2, 64, 1, {"lora": {**LORA, "modules_to_save": ["lm_head", "embed_tokens"]}}),
+    Case("llama", 1, 100, 3, {"lora": {**LORA, "modules_to_save": ["embed_tokens"]}, **KEPT}),
+    Case("llama", 2, 96, 1, {"lora": {**LORA, "modules_to_save": ["lm_head"]}, **CHUNKED}),
 ]
 SCALAR_BYTES = 64
 """A CPU keeps Python's numbers as tensors of 4 and 8 bytes; births up to this size are not compared one by one."""

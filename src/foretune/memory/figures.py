@@ -5,15 +5,16 @@ Estimate and trace both end here; neither knows how the other came by its events
 
 from typing import Literal, NamedTuple
 
-from foretune.contract import TrainingConfig, fingerprint
+from foretune.contract import LoraSettings, TrainingConfig, fingerprint
 from foretune.devices import DeviceSpec
+from foretune.errors import ConfigError, UnsupportedError
 from foretune.memory.allocator import Program, Replay, replay
 from foretune.memory.answer import MemoryEstimate, PhaseMemory
 from foretune.memory.components import Facts, components_at, describe_components
 from foretune.memory.kernels import FLASH_MAX_WIDTH, MAX_MICROSTEPS, SORTED_FROM_TOKENS, AttentionKernels
 from foretune.memory.overhead import context_bytes, host_need, safety_margin
 from foretune.memory.stack import StackProfile
-from foretune.models import ModelShape, lora_parameters, resolve_targets
+from foretune.models import ModelShape, Projection, lora_parameters, resolve_targets
 
 __all__ = ["ESTIMATOR_VERSION", "Figures", "assemble", "facts_of", "figures_of", "kernels_of"]
 
@@ -65,8 +66,39 @@ def facts_of(config: TrainingConfig, shape: ModelShape) -> Facts:
     """Count what is trained, adapted and quantized. Raises ConfigError for unknown LoRA targets."""
     adapted = () if config.lora is None else resolve_targets(shape, config.lora.targets)
     trainable = shape.text_params if config.lora is None else lora_parameters(adapted, config.lora.rank)
+    if config.lora is not None:
+        trainable += _trained_beside(config.lora, shape, adapted)
     quantized = sum(p.in_features * p.out_features * len(p.layers) for p in shape.projections if p.is_quantizable)
     return Facts(config, shape, adapted, trainable, quantized if config.quantization is not None else 0)
+
+
+def _trained_beside(lora: LoraSettings, shape: ModelShape, adapted: tuple[Projection, ...]) -> int:
+    """Count DoRA's magnitudes and the parameters of modules that are trained whole (PEFT matches ends of names).
+
+    Raises ConfigError for a module that is not there, which PEFT would pass over in silence, and UnsupportedError for
+    embeddings whose weight is the head's too: PEFT would train a copy that the head does not have.
+    """
+    total = sum(p.out_features * len(p.layers) for p in adapted) if lora.use_dora else 0
+    if not lora.modules_to_save:
+        return total
+    modules = [(spec.name.rpartition(".")[0], spec.num_elements) for _, spec in shape.parameters()]
+    for name in lora.modules_to_save:
+        if not any(module.endswith(name) for module, _ in modules):
+            tied = " Its head is the embeddings' weight." if shape.tied_embeddings else ""
+            raise ConfigError(
+                f"lora.modules_to_save: {name[:60]!r} is no module of {shape.id} with weights of its own.{tied}",
+                hint="`foretune models show MODEL` lists its parts.",
+                field="lora.modules_to_save",
+            )
+    embedding = next((spec.name for spec in shape.before if spec.role == "embedding"), "").rpartition(".")[0]
+    if shape.tied_embeddings and embedding.endswith(tuple(lora.modules_to_save)):
+        raise UnsupportedError(
+            f"lora.modules_to_save names {embedding}, whose weight is {shape.id}'s head too: a copy of it would be "
+            "trained, and the head would keep the old one.",
+            hint="Leave it out, or choose a model with a head of its own.",
+            field="lora.modules_to_save",
+        )
+    return total + sum(count for module, count in modules if module.endswith(tuple(lora.modules_to_save)))
 
 
 def assemble(
