@@ -67,6 +67,12 @@ def test_narrower_values_are_for_the_memory_efficient_kernel() -> None:
 
 def test_older_torch_does_not_prefer_cudnn() -> None:
     device = DeviceSpec(name="H100", total_bytes=1 << 36, total_is="given", compute_capability="9.0")
-    assert kernels_of(device, FORETUNE).has_cudnn
-    assert not kernels_of(device, PROFILES["manual-loop-5.0"]).has_cudnn
-    assert not AttentionKernels(has_flash=True).has_cudnn
+    assert kernels_of(device, FORETUNE).cudnn_max_width == 256
+    assert kernels_of(device, PROFILES["manual-loop-5.0"]).cudnn_max_width == 0
+    assert AttentionKernels(has_flash=True).cudnn_max_width == 0
+
+
+def test_blackwell_takes_cudnn_for_narrower_heads_only() -> None:
+    assert kernel("b200") == "cudnn"
+    assert kernel("b200", 256) == "flash"
+    assert kernel("h200", 256) == "cudnn"

@@ -43,6 +43,7 @@ def compare(seed: int) -> None:
     assert estimate.allocated_bytes == trace.estimate.allocated_bytes
     assert estimate.reserved_bytes == trace.estimate.reserved_bytes
     assert estimate.requested_bytes == trace.estimate.requested_bytes
+    assert estimate.attention_kernel == trace.estimate.attention_kernel
 
 
 @pytest.mark.parametrize("seed", IN_CI)

@@ -448,6 +448,7 @@ def scaled_dot_product_attention(
         is_grouped=query.shape[1] != key.shape[1],
         has_mask=mask is not None,
     )
+    current().kernels_run.add(kernel)
     if kernel == "flash":
         return _flash(query, key, value)
     if mask is not None and mask.dtype == "bool":

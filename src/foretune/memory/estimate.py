@@ -50,6 +50,7 @@ def estimate_recorded(
         device,
         stack,
         requested_bytes=requested,
+        kernels_run=recording.kernels_run,
         is_extrapolated=is_extrapolated,
     )
 

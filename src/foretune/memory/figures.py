@@ -3,6 +3,7 @@
 Estimate and trace both end here; neither knows how the other came by its events.
 """
 
+from collections.abc import Collection
 from typing import Literal, NamedTuple
 
 from foretune.contract import LoraSettings, TrainingConfig, fingerprint
@@ -11,7 +12,7 @@ from foretune.errors import ConfigError, UnsupportedError
 from foretune.memory.allocator import Program, Replay, replay
 from foretune.memory.answer import MemoryEstimate, PhaseMemory
 from foretune.memory.components import Facts, components_at, describe_components
-from foretune.memory.kernels import FLASH_MAX_WIDTH, MAX_MICROSTEPS, SORTED_FROM_TOKENS, AttentionKernels
+from foretune.memory.kernels import CUDNN_MAX_WIDTHS, MAX_MICROSTEPS, SORTED_FROM_TOKENS, AttentionKernels
 from foretune.memory.overhead import context_bytes, host_need, safety_margin
 from foretune.memory.stack import StackProfile
 from foretune.models import ModelShape, Projection, lora_parameters, resolve_targets
@@ -19,6 +20,7 @@ from foretune.models import ModelShape, Projection, lora_parameters, resolve_tar
 __all__ = ["ESTIMATOR_VERSION", "Figures", "assemble", "facts_of", "figures_of", "kernels_of"]
 
 EXTRAPOLATED = "So long a program is replayed with fewer layers; what the allocator adds is extrapolated."
+KERNEL_WORDS = {"cudnn": "cuDNN", "flash": "flash", "efficient": "memory-efficient", "math": "math"}
 ESTIMATOR_VERSION = "2"
 """Rises whenever a number moves."""
 
@@ -109,12 +111,13 @@ def assemble(
     stack: StackProfile,
     *,
     requested_bytes: int,
+    kernels_run: Collection[str],
     is_extrapolated: bool = False,
 ) -> MemoryEstimate:
-    """Put the answer together from a program's figures."""
+    """Put the answer together from a program's figures; `kernels_run` are the attention kernels that sdpa chose."""
     config, shape = facts.config, facts.shape
     context = context_bytes(device)
-    attention_kernel = _kernel_name(config, shape, kernels_of(device, stack))
+    attention_kernel = _kernel_name(config, kernels_run)
     margin, basis = safety_margin(config, figures.reserved, is_extrapolated=is_extrapolated)
     return MemoryEstimate(
         kind=kind,
@@ -158,31 +161,15 @@ def kernels_of(device: DeviceSpec | None, stack: StackProfile) -> AttentionKerne
         has_flash=is_recent and not on_windows,
         tensor_core_alignment=is_recent,
         repeats_heads=stack.repeats_heads_for_sdpa,
-        has_cudnn=stack.prefers_cudnn and capability in ("9.0", "10.0"),
+        cudnn_max_width=CUDNN_MAX_WIDTHS.get(capability or "", 0) if stack.prefers_cudnn else 0,
         has_safe_softmax=stack.has_safe_softmax,
     )
 
 
-def _kernel_name(config: TrainingConfig, shape: ModelShape, kernels: AttentionKernels) -> str:
-    """Name the kernel that attention runs on, and the one of layers whose window is shorter than the rows."""
+def _kernel_name(config: TrainingConfig, kernels_run: Collection[str]) -> str:
     if config.attention != "sdpa":
         return "eager" if config.attention == "eager" else "flash-attn"
-    t = shape.traits
-    width = t.head_dim or 0
-    is_grouped = t.num_heads != t.num_kv_heads and width <= FLASH_MAX_WIDTH and not kernels.repeats_heads
-
-    def chosen(*, has_mask: bool) -> str:
-        is_half = config.precision.dtype != "fp32"
-        kernel = kernels.choose(
-            is_half=is_half, head_width=width, is_grouped=is_grouped and not has_mask, has_mask=has_mask
-        )
-        return {"efficient": "memory-efficient", "cudnn": "cuDNN"}.get(kernel, kernel)
-
-    is_masked = t.sliding_window is not None and config.batch.sequence_length >= t.sliding_window
-    whole, windowed = chosen(has_mask=shape.model_type == "falcon"), chosen(has_mask=True)
-    if not is_masked or windowed == whole:
-        return f"sdpa: {whole}"
-    return f"sdpa: {windowed}" if all(t.sliding_layers or (True,)) else f"sdpa: {whole} and {windowed}"
+    return "sdpa: " + " and ".join(word for kernel, word in KERNEL_WORDS.items() if kernel in kernels_run)
 
 
 def _assumptions(

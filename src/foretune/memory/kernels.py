@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 __all__ = [
     "CUDNN_FORWARD_WORKSPACE",
+    "CUDNN_MAX_WIDTHS",
     "FLASH_MAX_WIDTH",
     "MAX_MICROSTEPS",
     "NUM_UPDATES",
@@ -30,6 +31,8 @@ MAX_MICROSTEPS = 3
 """Microsteps of an update that are run (first, middle, last); more repeat the middle one."""
 
 FLASH_MAX_WIDTH = 256
+CUDNN_MAX_WIDTHS = {"9.0": 256, "10.0": 128}
+"""By compute capability; on others cuDNN's attention is not preferred."""
 SORTED_FROM_TOKENS = 3072
 """Of the embedding's gradient: up to so many nothing is sorted."""
 MIN_CHUNK_TOKENS = 256
@@ -54,8 +57,8 @@ class AttentionKernels(NamedTuple):
     """fp32 head widths must be multiples of 4 for the memory-efficient kernel (compute capability 8.0 and later)."""
     repeats_heads: bool = False
     """The caller repeats keys and values for grouped heads before torch sees them."""
-    has_cudnn: bool = False
-    """cuDNN's kernel comes first: compute capability 9.0 and 10.0 with cuDNN 9.15 and later."""
+    cudnn_max_width: int = 0
+    """Up to this head width cuDNN's kernel comes first; 0: never (check_cudnn_tensor_shapes)."""
     has_safe_softmax: bool = True
     """Math attention looks for rows without any allowed key, and masks are made by `where`; not so in torch 2.6."""
     is_package: bool = False
@@ -71,7 +74,7 @@ class AttentionKernels(NamedTuple):
         if self.is_package:
             return "flash"
         is_fused = is_half and head_width <= FLASH_MAX_WIDTH and not has_narrow_values
-        if self.has_cudnn and is_fused and head_width % 8 == 0:
+        if is_fused and head_width % 8 == 0 and head_width <= self.cudnn_max_width:
             return "cudnn"
         if self.has_flash and is_fused and not has_mask:
             return "flash"

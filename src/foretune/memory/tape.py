@@ -92,6 +92,7 @@ class Tape:
         self.pack: Callable[[Tensor], Any] | None = None
         self.thread = "forward"
         self.workspaces: dict[tuple[str, str], Storage] = {}
+        self.kernels_run: set[str] = set()
 
     def segment(self, kind: str, layer: int | None = None) -> None:
         """Begin a part of the program."""

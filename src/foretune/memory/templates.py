@@ -154,11 +154,13 @@ class Recording(NamedTuple):
 
     parts: tuple[_Part, ...]
     stand_ins: StandIns
+    kernels_run: frozenset[str]
+    """Attention kernels that sdpa chose."""
 
     @classmethod
     def of(cls, tape: Tape, stand_ins: StandIns) -> "Recording":
         """Cut a finished tape."""
-        return cls(tuple(_compile(tape)), stand_ins)
+        return cls(tuple(_compile(tape)), stand_ins, frozenset(tape.kernels_run))
 
     @property
     def num_layers(self) -> int:

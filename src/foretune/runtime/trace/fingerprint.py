@@ -117,7 +117,7 @@ def _lines(model: str, raw_config: Mapping[str, Any], way: Way) -> tuple[Line, .
     shape = shape_from_config(raw_config, id=model, source="file")
     recorder = FirstUpdate(FORETUNE.on(None), shape.vocab_size)
     with suppress(_EnoughError):
-        record_run(recorder, cuda_paths(kernels_of(None, FORETUNE)), way.config(model), shape, raw_config)
+        record_run(recorder, cuda_paths(kernels_of(None, FORETUNE), set()), way.config(model), shape, raw_config)
     return _canonical(recorder.program(recorder.num_events), recorder.births)
 
 

@@ -24,8 +24,8 @@ _softmax = F.softmax
 
 
 @contextmanager
-def cuda_paths(kernels: AttentionKernels) -> Iterator[None]:
-    """Run what is inside as CUDA would."""
+def cuda_paths(kernels: AttentionKernels, kernels_run: set[str]) -> Iterator[None]:
+    """Run what is inside as CUDA would; the attention kernels that are chosen are put into `kernels_run`."""
 
     def attention(
         query: Tensor,
@@ -37,7 +37,7 @@ def cuda_paths(kernels: AttentionKernels) -> Iterator[None]:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        return _attention(kernels, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        return _attention(kernels, kernels_run, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
     with ExitStack() as patches:
         patches.enter_context(patch.object(F, "scaled_dot_product_attention", attention))
@@ -73,6 +73,7 @@ def _cuda_softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, d
 
 def _attention(
     kernels: AttentionKernels,
+    kernels_run: set[str],
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -103,6 +104,7 @@ def _attention(
         has_mask=mask is not None,
         has_narrow_values=value.shape[-1] != width,
     )
+    kernels_run.add(kernel)
     if kernel == "flash":
         padding = flash_width(width) - width
         if padding:

@@ -52,11 +52,12 @@ def trace_memory(
     if config.attention == "flash_attention_2":
         repeats = shape.model_type in stack.flash_repeats_heads_of
         kernels = kernels._replace(is_package=True, repeats_heads=repeats)
-    program = record_run(recorder, cuda_paths(kernels), config, shape, raw_config)
+    kernels_run: set[str] = set()
+    program = record_run(recorder, cuda_paths(kernels, kernels_run), config, shape, raw_config)
     facts = facts_of(config, shape)
     figures = figures_of(program)
     requested = _requested_peak(program, recorder.births)
-    estimate = assemble("traced", figures, facts, device, stack, requested_bytes=requested)
+    estimate = assemble("traced", figures, facts, device, stack, requested_bytes=requested, kernels_run=kernels_run)
     if stack.transformers != ".".join(transformers.__version__.split(".")[:2]):
         ran = f"the classes of Transformers {transformers.__version__}, which ran"
         text = f"Rules of Transformers {stack.transformers} are laid over {ran}."
