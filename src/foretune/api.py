@@ -4,7 +4,7 @@ The command line prints what these return. What only reads a catalogue or a file
 named here so that there is one place to import from.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from foretune.contract import (
@@ -50,10 +50,13 @@ if TYPE_CHECKING:
     from foretune.contract import dump_config, json_schema
     from foretune.devices import Detection, detect_devices
     from foretune.evidence import EngineName, Prediction, Refusal, Request, ScoreReport, report_of
+    from foretune.planner import Boundary, Carriers, Objective, Plan, Recommendation
     from foretune.runtime.trace import Trace
 
 __all__ = [
     "AliveTensors",
+    "Boundary",
+    "Carriers",
     "Detection",
     "DeviceSpec",
     "EstimateAnswer",
@@ -65,7 +68,9 @@ __all__ = [
     "ModelShape",
     "ModelSummary",
     "Origin",
+    "Plan",
     "Prediction",
+    "Recommendation",
     "Refusal",
     "ScoreReport",
     "StackProfile",
@@ -73,7 +78,10 @@ __all__ = [
     "TraceAnswer",
     "Traced",
     "TrainingConfig",
+    "VerifiedPlan",
+    "boundary",
     "build_config",
+    "carriers",
     "describe_model",
     "detect_devices",
     "device_from_memory",
@@ -87,11 +95,13 @@ __all__ = [
     "list_models",
     "load_config",
     "parse_config",
+    "recommend",
     "report_of",
     "resolve_config",
     "resolve_model",
     "score",
     "trace",
+    "verify",
 ]
 
 INSTALLED = "installed"
@@ -290,6 +300,105 @@ def trace(
     return Traced(answer, traced)
 
 
+class VerifiedPlan(Value, frozen=True, kw_only=True):
+    """A plan's estimate beside its trace."""
+
+    rank: int
+    allocated_bytes: int
+    """Traced; so are the others."""
+    reserved_bytes: int
+    need_bytes: int
+    verdict: Verdict | None
+    is_equal: bool
+    """Whether both peaks are the estimate's to the byte."""
+
+
+def recommend(
+    config: TrainingConfig,
+    *,
+    device: DeviceSpec | None,
+    objective: "Objective" = "longest-sequence",
+    fixed: Collection[str] = (),
+    offline: bool = False,
+    stack: StackProfile = FORETUNE,
+    shape: ModelShape | None = None,
+) -> "Recommendation":
+    """Search for what to run: the plans that serve an objective best on a device, each with its reason.
+
+    `fixed` holds the dotted paths of the settings that stay as they are in `config` (`lora.rank`, and `method`);
+    without any, methods, checkpointing, loss and optimizer are open, and what the objective raises. Raises
+    ConfigError, UnsupportedError and ModelAccessError.
+
+        config = build_config({"model.id": "Qwen/Qwen2.5-7B", "lora.rank": 16}).config
+        recommend(config, device=find_device("rtx 3090")).plans[0].why
+    """
+    from foretune.planner import recommend_plans
+
+    shape = shape or resolve_model(config.model.id, revision=config.model.revision, offline=offline)
+    return recommend_plans(config, shape, device, objective, fixed=fixed, stack=stack)
+
+
+def verify(
+    recommendation: "Recommendation",
+    number: int,
+    *,
+    device: DeviceSpec | None,
+    offline: bool = False,
+    stack: StackProfile = FORETUNE,
+) -> "tuple[VerifiedPlan, ...]":
+    """Trace the best plans: the real program beside each estimate. Nothing is run on a device. Raises as `trace`."""
+    found = []
+    for plan in recommendation.plans[:number]:
+        answer = trace(plan.config, device=device, offline=offline, stack=stack, with_changes=False).answer
+        traced, planned = answer.estimate, plan.estimate
+        peaks = (traced.allocated_bytes, traced.reserved_bytes)
+        found.append(
+            VerifiedPlan(
+                rank=plan.rank,
+                allocated_bytes=traced.allocated_bytes,
+                reserved_bytes=traced.reserved_bytes,
+                need_bytes=traced.need_bytes,
+                verdict=answer.verdict,
+                is_equal=peaks == (planned.allocated_bytes, planned.reserved_bytes),
+            )
+        )
+    return tuple(found)
+
+
+def boundary(
+    config: TrainingConfig,
+    setting: str,
+    *,
+    device: DeviceSpec,
+    offline: bool = False,
+    stack: StackProfile = FORETUNE,
+    shape: ModelShape | None = None,
+) -> "Boundary":
+    """Find the largest `seq-len`, `batch` or `rank` that still fits, everything else as it is in `config`.
+
+    Raises ConfigError, UnsupportedError and ModelAccessError.
+    """
+    from foretune.planner import BOUNDARIES, find_boundary
+
+    shape = shape or resolve_model(config.model.id, revision=config.model.revision, offline=offline)
+    return find_boundary(config, shape, device, BOUNDARIES[setting], stack=stack)
+
+
+def carriers(
+    config: TrainingConfig,
+    *,
+    fixed: Collection[str] = (),
+    offline: bool = False,
+    stack: StackProfile = FORETUNE,
+    shape: ModelShape | None = None,
+) -> "Carriers":
+    """List the cards of the catalogue that carry a fine-tune, smallest first. Raises as `recommend`."""
+    from foretune.planner import find_carriers
+
+    shape = shape or resolve_model(config.model.id, revision=config.model.revision, offline=offline)
+    return find_carriers(config, shape, list_devices(), fixed=fixed, stack=stack)
+
+
 def score(
     file: "str | os.PathLike[str] | None" = None, *, engine: "EngineName" = "estimated", workers: int = 1
 ) -> "Iterator[Prediction | Refusal]":
@@ -391,6 +500,10 @@ def __getattr__(name: str) -> Any:
         from foretune import evidence
 
         return getattr(evidence, name)
+    if name in ("Boundary", "Carriers", "Plan", "Recommendation"):
+        from foretune import planner
+
+        return getattr(planner, name)
     if name in ("Detection", "detect_devices"):
         return getattr(devices, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

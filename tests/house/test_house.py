@@ -24,6 +24,7 @@ ROOMS = (
     "foretune.evidence",
     "foretune.memory",
     "foretune.models",
+    "foretune.planner",
     "foretune.runtime",
     "foretune.traces",
     "foretune.units",

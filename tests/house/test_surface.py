@@ -23,6 +23,9 @@ REQUEST = {
 SURFACE: dict[str, set[str]] = {
     "": {"--version"},
     "estimate": REQUEST,
+    "recommend": {
+        *(REQUEST - {"--accept", "--explain"}), "--objective", "--max", "--devices", "--verify",
+    },
     "trace": {*REQUEST, "--why", "--events", "--plot"},
     "score": {"file", "--engine", "--rows", "--workers"},
     "models": set(),

@@ -1,18 +1,30 @@
 """From a configuration and a model's shape to what it needs: record, replay, attribute."""
 
+from functools import cached_property
+
 from foretune.contract import TrainingConfig
 from foretune.devices import DeviceSpec
 from foretune.errors import ConfigError
 from foretune.memory.answer import MemoryEstimate
-from foretune.memory.components import COMPONENT_ORDER, Facts
+from foretune.memory.components import COMPONENT_ORDER, ITEM, Facts
 from foretune.memory.figures import Figures, assemble, facts_of, figures_of, kernels_of
+from foretune.memory.kernels import NUM_UPDATES
+from foretune.memory.overhead import context_bytes, safety_margin
 from foretune.memory.program import record_program
 from foretune.memory.qualify import require_device, require_program
 from foretune.memory.stack import FORETUNE, StackProfile
 from foretune.memory.templates import Recording, Walk
 from foretune.models import ModelShape
 
-__all__ = ["estimate_memory", "estimate_recorded", "record", "requested_bytes"]
+__all__ = [
+    "Recorded",
+    "estimate_memory",
+    "estimate_recorded",
+    "least_bytes",
+    "record",
+    "record_memory",
+    "requested_bytes",
+]
 
 MAX_BYTES = 1 << 60
 MAX_EVENTS = 280_000
@@ -56,7 +68,12 @@ def estimate_recorded(
 
 
 def record(
-    config: TrainingConfig, shape: ModelShape, device: DeviceSpec | None, stack: StackProfile
+    config: TrainingConfig,
+    shape: ModelShape,
+    device: DeviceSpec | None,
+    stack: StackProfile,
+    *,
+    num_updates: int = NUM_UPDATES,
 ) -> tuple[Recording, Facts]:
     """Record the program after checking that there is one; returns it with the counts it was made from."""
     require_program(config, shape, stack)
@@ -64,7 +81,75 @@ def record(
     if device is not None:
         require_device(config, device)
     facts = facts_of(config, shape)
-    return record_program(config, shape, stack, kernels_of(device, stack), facts.adapted), facts
+    kernels = kernels_of(device, stack)
+    return record_program(config, shape, stack, kernels, facts.adapted, num_updates=num_updates), facts
+
+
+class Recorded:
+    """A fine-tune of which only one update is recorded: what a search walks. It is replayed only where it may fit."""
+
+    def __init__(
+        self, config: TrainingConfig, shape: ModelShape, device: DeviceSpec | None, stack: StackProfile
+    ) -> None:
+        self.config, self.shape, self.device, self.stack = config, shape, device, stack
+        self.first_update, _ = record(config, shape, device, stack, num_updates=1)
+
+    @cached_property
+    def least_requested_bytes(self) -> int:
+        """A bound that the requested peak does not go below: in later updates the states are there from the start."""
+        walk = self.first_update.walk()
+        steps = [num_bytes for phase, num_bytes in walk.phases.items() if phase in ("forward", "loss", "backward")]
+        return max(walk.peak, max(steps) + walk.end["optimizer states"])
+
+    @cached_property
+    def least_need_bytes(self) -> int:
+        """What must be free at least: the need if the allocator reserved no more than that."""
+        margin, _ = safety_margin(self.config, self.least_requested_bytes)
+        return self.least_requested_bytes + context_bytes(self.device).high_bytes + margin
+
+    def estimate(self) -> MemoryEstimate:
+        """Record all updates and replay them. Raises ConfigError beyond 2^60 bytes."""
+        return estimate_memory(self.config, self.shape, self.device, stack=self.stack)
+
+
+def record_memory(
+    config: TrainingConfig, shape: ModelShape, device: DeviceSpec | None = None, *, stack: StackProfile = FORETUNE
+) -> Recorded:
+    """Record what `estimate_memory` replays. Raises as it does."""
+    return Recorded(config, shape, device, stack)
+
+
+def least_bytes(config: TrainingConfig, shape: ModelShape) -> int:
+    """Return a bound that the requested peak does not go below, by arithmetic alone: what a search asks first.
+
+    Formula: s*(P - Q) + Q/2 + a*A + k*G, and the larger of what the optimizer's step and the loss hold beside: all
+    gradients g*G, or 8*T*V with full logits (log-probabilities and their gradient) and, without checkpointing, the
+    inputs of the adapted layers in the adapters' format (training all weights: of the widest layer). A: adapters;
+    G: trained parameters; k: bytes of states. Leaves out all else, so it is far too low for an estimate.
+    """
+    facts = facts_of(config, shape)
+    quantized, item, tokens = facts.quantized_params, facts.trained_item_bytes, facts.tokens
+    weights = (shape.total_params - quantized) * ITEM[config.precision.dtype] + quantized // 2
+    adapters = facts.trainable_params * item if config.lora is not None else 0
+    states = facts.trainable_params * {"adamw": 2 * item, "adamw_8bit": 2}.get(config.optimizer.name, 0)
+    at_loss = 8 * tokens * shape.vocab_size if config.loss == "stock" else 0
+    if not config.gradient_checkpointing:
+        at_loss += tokens * _kept_width(facts)
+    return weights + adapters + states + max(facts.trainable_params * item, at_loss)
+
+
+def _kept_width(facts: Facts) -> int:
+    """Bytes of a token that the linear layers keep for backward, at least: PEFT casts each adapted layer's input for
+    itself; layers that train their own weight may share one."""
+    config, layers = facts.config, facts.shape.num_layers
+    if config.lora is None:
+        widest = [
+            max((p.in_features for p in facts.shape.projections if i in p.layers), default=0) for i in range(layers)
+        ]
+        return sum(widest) * ITEM[config.precision.dtype]
+    if config.precision.adapter_dtype == config.precision.dtype:
+        return 0
+    return sum(p.in_features * len(p.layers) for p in facts.adapted) * ITEM[config.precision.adapter_dtype]
 
 
 def requested_bytes(

@@ -15,7 +15,7 @@ from foretune.memory.templates import Recording
 from foretune.models import ModelShape
 from foretune.units import format_bytes
 
-__all__ = ["assess_fit", "published_quantized_because"]
+__all__ = ["assess_fit", "published_quantized_because", "sure_budget"]
 
 NUM_CHANGES = 3
 MOST_STEPS = 16
@@ -72,6 +72,14 @@ def published_quantized_because(shape: ModelShape) -> str | None:
     )
 
 
+def sure_budget(device: DeviceSpec) -> int:
+    """Return what is surely there: what is free now, else the total, of a size on a box less what may be missing."""
+    if device.free_bytes is not None:
+        return device.free_bytes
+    is_marketing = device.total_is == "marketing"
+    return device.total_bytes * (100 - MISSING_OF_MARKETING_PERCENT) // 100 if is_marketing else device.total_bytes
+
+
 def _unknown_because(shape: ModelShape, device: DeviceSpec) -> str | None:
     because = published_quantized_because(shape)
     if because is not None:
@@ -105,8 +113,7 @@ class _Case(NamedTuple):
     def judge(self, need: MemoryEstimate, program: Callable[[], Program | None]) -> tuple[Verdict, str]:
         """Return the verdict and what it rests on; `program` is called where it must be replayed."""
         budget, total = self.budget, format_bytes(need.need_bytes)
-        is_marketing = self.device.total_is == "marketing" and self.device.free_bytes is None
-        sure = budget * (100 - MISSING_OF_MARKETING_PERCENT) // 100 if is_marketing else budget
+        sure = sure_budget(self.device)
         least = need.reserved_bytes + need.context.low_bytes
         capacity = budget - need.context.low_bytes
         largest = need.largest_component
