@@ -8,8 +8,9 @@ from foretune.errors import ConfigError
 from foretune.memory.answer import MemoryEstimate
 from foretune.memory.components import COMPONENT_ORDER, ITEM, Facts
 from foretune.memory.figures import Figures, assemble, facts_of, figures_of, kernels_of
+from foretune.memory.interval import intervals_around
 from foretune.memory.kernels import NUM_UPDATES
-from foretune.memory.overhead import context_bytes, safety_margin
+from foretune.memory.overhead import context_bytes
 from foretune.memory.program import record_program
 from foretune.memory.qualify import require_device, require_program
 from foretune.memory.stack import FORETUNE, StackProfile
@@ -104,8 +105,18 @@ class Recorded:
     @cached_property
     def least_need_bytes(self) -> int:
         """What must be free at least: the need if the allocator reserved no more than that."""
-        margin, _ = safety_margin(self.config, self.least_requested_bytes)
-        return self.least_requested_bytes + context_bytes(self.device).high_bytes + margin
+        least = self.least_requested_bytes
+        around = intervals_around(
+            self.config,
+            self.stack,
+            context_bytes(self.device),
+            allocated_bytes=least,
+            reserved_bytes=least,
+            num_params=self.shape.total_params,
+            is_untested=False,
+            is_extrapolated=False,
+        )
+        return around.process.high_bytes
 
     def estimate(self) -> MemoryEstimate:
         """Record all updates and replay them. Raises ConfigError beyond 2^60 bytes."""
