@@ -26,6 +26,7 @@ from foretune.memory import (
     StackProfile,
     Verdict,
     assess_fit,
+    emit_program,
     estimate_memory,
     published_quantized_because,
 )
@@ -79,6 +80,7 @@ __all__ = [
     "device_from_memory",
     "dump_config",
     "estimate",
+    "estimate_timeline",
     "find_device",
     "find_stack",
     "fingerprint",
@@ -231,6 +233,28 @@ def estimate(
         total_params=shape.total_params,
         unknown_because=because,
     )
+
+
+def estimate_timeline(
+    config: TrainingConfig,
+    *,
+    device: DeviceSpec | None = None,
+    offline: bool = False,
+    stack: StackProfile = FORETUNE,
+    shape: ModelShape | None = None,
+    num_points: int = 400,
+) -> Timeline:
+    """Follow the components over the program that an estimate rests on, at about `num_points` of its events.
+
+    The arguments are those of `estimate`. Raises what it raises, and UnsupportedError where there is no program, or
+    one of more than a million events.
+
+        timeline = estimate_timeline(config)
+        max(zip(timeline.positions, map(sum, timeline.columns)), key=lambda moment: moment[1])
+    """
+    if shape is None:
+        shape = resolve_model(config.model.id, revision=config.model.revision, offline=offline)
+    return timeline_of(emit_program(config, shape, device, stack=stack), num_points)
 
 
 def trace(

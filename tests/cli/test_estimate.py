@@ -1,6 +1,10 @@
 """`foretune estimate`: what its flags mean, what its answer holds, what it exits with."""
 
 import json
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
@@ -261,3 +265,105 @@ def test_a_proposed_change_beats_what_the_file_says(call, file: str) -> None:
     for change in answer["fit"]["changes"]:
         flags = " ".join(flags_of(Change.create(**change), "full", has_file=True)).split()
         assert json.loads(call(*command, *flags, "--json").out)["need_bytes"] == change["need_bytes"]
+
+
+# -- the plot
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("device", [(), ("--vram", "2"), ("--vram", "80"), ("--vram", "8", "--free", "2")])
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_plot_is_an_svg_that_says_estimated(call, here: Path, method: str, device: tuple[str, ...]) -> None:
+    called = call(*SMALL, "--method", method, "--plot", "step.svg", *device)
+    assert (called.code, called.err) == (0, "Written: step.svg\n")
+    text = Path("step.svg").read_text()
+    elements = ["".join(element.itertext()) for element in ET.fromstring(text)]
+    assert "(estimated)" in elements[0]
+    assert "Memory over one fine-tune from loading to the second update, estimated." in elements[1]
+    assert "at the peak (estimated)" in elements
+    assert "traced" not in text
+    assert not re.search(r"NaN|inf\b", text)
+    assert ('class="card"' in text or "above: " in text) == bool(device)
+
+
+def test_plot_marks_the_peak_of_the_answer(call, here: Path) -> None:
+    document = call(*SMALL, "--plot", "step.svg", "--json").document
+    assert document["plot_file"] == "step.svg"
+    assert (call(*SMALL, "--json").document["plot_file"]) is None
+    text = Path("step.svg").read_text()
+    assert text.count("<circle") == 1
+    assert f"peak {document['allocated_bytes'] / (1 << 20):.1f} MiB" in text
+
+
+def test_timeline_is_of_the_program_that_the_estimate_rests_on() -> None:
+    config = build_config({"model.id": "gpt2", "lora.rank": 16}).config
+    needed, timeline = estimate(config, offline=True).estimate, api.estimate_timeline(config, offline=True)
+    assert needed is not None
+    sums = {part.name: part.num_bytes for part in needed.components}
+    highest = max(timeline.columns, key=sum)
+    assert dict(zip(timeline.components, highest, strict=True)) == {name: sums[name] for name in timeline.components}
+    assert timeline.peak[1] == needed.allocated_bytes - sums["allocator slack"]
+    assert {band.phase for band in timeline.bands} <= {phase.phase for phase in needed.phases}
+
+
+def test_program_that_is_replayed_with_fewer_layers_is_drawn_whole(
+    call, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = (*SMALL[:1], "--model", "qwen2.5-0.5b", "--offline")
+    assert call(*words, "--plot", "whole.svg").code == 0
+    monkeypatch.setattr("foretune.memory.estimate.MAX_EVENTS", 20_000)
+    called = call(*words, "--plot", "step.svg")
+    assert "So long a program is replayed with fewer layers" in " ".join(called.out.split())
+    counts = [re.findall(r"([\d,]+) allocations and frees", Path(f).read_text()) for f in ("whole.svg", "step.svg")]
+    assert counts[0] == counts[1]
+
+
+def test_program_that_is_too_long_to_be_drawn_is_refused(call, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foretune.memory.estimate.MAX_EMITTED", 5000)
+    called = call(*SMALL, "--plot", "step.svg")
+    assert called.code == 2
+    assert "too many to be drawn: at most 5,000 are." in called.err
+    assert not Path("step.svg").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--plot", "there.svg"), "there.svg: The file exists."),
+        (("--plot", "step.png"), "--plot step.png: The plot is an SVG."),
+        (("--plot", "nowhere/step.svg"), "There is no such folder."),
+        (("--plot", "a.svg", "--config", "a.yaml", "--config", "b.yaml"), "--plot: one file, but several"),
+    ],
+)
+def test_plot_that_cannot_be_written_is_refused_before_anything_is_estimated(
+    call, here: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], why: str
+) -> None:
+    Path("there.svg").write_text("mine")
+    monkeypatch.setattr("foretune.api.estimate", lambda *_, **__: pytest.fail("estimated"))
+    called = call(*SMALL, *words)
+    assert called.code == 2
+    assert why in called.err
+    assert Path("there.svg").read_text() == "mine"
+
+
+def test_what_is_refused_has_no_plot(call, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert call(*SMALL, "--loss", "liger", "--plot", "step.svg").code == 2
+    shape = api.resolve_model("gpt2").with_(published_only_as="mxfp4", model_type="no-such")
+    monkeypatch.setattr(api, "resolve_model", lambda *_, **__: shape)
+    assert call(*SMALL).out.startswith("Unknown: ")
+    called = call(*SMALL, "--plot", "step.svg")
+    assert called.code == 2
+    assert "not estimated yet" in called.err
+    assert not Path("step.svg").exists()
+
+
+def test_plot_needs_no_torch(here: Path) -> None:
+    program = "import sys; from foretune.cli.app import run; run(sys.argv[1:]); print('torch' in sys.modules)"
+    words = [*SMALL, "--plot", "step.svg"]
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"

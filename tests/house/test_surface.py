@@ -22,7 +22,7 @@ REQUEST = {
 
 SURFACE: dict[str, set[str]] = {
     "": {"--version"},
-    "estimate": REQUEST,
+    "estimate": {*REQUEST, "--plot"},
     "trace": {*REQUEST, "--why", "--events", "--plot"},
     "score": {"file", "--engine", "--rows", "--workers"},
     "models": set(),

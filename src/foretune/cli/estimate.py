@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from foretune.cli.commands import Command, Example
-from foretune.cli.options import request_options
+from foretune.cli.files import require_files, write_new
+from foretune.cli.options import plot_option, request_options
 from foretune.cli.output import Reply
-from foretune.cli.terminal import Terminal
+from foretune.cli.terminal import Terminal, escape
 from foretune.errors import ConfigError, ForetuneError
 
 if TYPE_CHECKING:
@@ -44,20 +45,22 @@ EXAMPLES = [
         "foretune estimate --model Qwen/Qwen2.5-0.5B --vram 24 --check --json",
     ),
     Example(
-        "Where do the numbers come from?",
-        "foretune estimate --model gpt2 --set optimizer.name=sgd --explain",
+        "Where do the numbers come from, and when in the step?",
+        "foretune estimate --model gpt2 --vram 8 --explain --plot step.svg",
     ),
 ]
 
 
 @click.command(cls=Command, name="estimate", examples=EXAMPLES)
 @request_options
+@plot_option
 def estimate(**given: Any) -> Reply | Iterator[Reply | ForetuneError]:
     """Estimate the memory that a fine-tune needs, and whether it fits.
 
     Needs no GPU, no torch and no weights. The hub is asked only for the config.json of a model that the catalogue
     does not have, and never with --offline. Without --gpu, --vram or --detect the need is given without a verdict.
     """
+    require_files(given, "plot")
     return answered(given, _reply)
 
 
@@ -98,8 +101,15 @@ def _replies(given: dict[str, Any], reply_to: Answering) -> Iterator[Reply | For
 def _reply(request: Request, given: dict[str, Any]) -> Reply:
     from foretune import api
 
-    answer = api.estimate(request.loaded.config, device=request.device, stack=request.stack, shape=request.shape)
-    return reply_with("estimate", answer, request, given)
+    config, plot = request.loaded.config, given["plot"]
+    answer = api.estimate(config, device=request.device, stack=request.stack, shape=request.shape)
+    if plot is not None:
+        from foretune.cli.plot import draw_plot
+
+        timeline = api.estimate_timeline(config, device=request.device, stack=request.stack, shape=request.shape)
+        write_new(plot, [draw_plot(answer, timeline)])
+    reply = reply_with("estimate", answer, request, given, lambda: {"plot_file": plot})
+    return reply._replace(notes=() if plot is None else (f"Written: {escape(plot)}",))
 
 
 def reply_with(

@@ -8,7 +8,7 @@ import click
 
 from foretune.cli.commands import completes, option
 
-__all__ = ["request_options"]
+__all__ = ["plot_option", "request_options"]
 
 
 def _model_ids() -> Sequence[str]:
@@ -133,6 +133,15 @@ REQUEST: tuple[Callable[[Any], Any], ...] = (
     option("--explain", group="Answer", is_flag=True, help="Show formula, inputs and source of each component."),
 )
 """Model, method, memory, hardware, configuration and answer, in the order of the help."""
+
+
+plot_option = option(
+    "--plot",
+    group="Files",
+    metavar="FILE.svg",
+    type=click.Path(),
+    help="Draw the memory over the step by component. The file may not exist yet.",
+)
 
 
 def request_options(function: Any) -> Any:

@@ -10,7 +10,7 @@ from foretune.memory.answer import (
     PhaseMemory,
     Verdict,
 )
-from foretune.memory.estimate import estimate_memory, requested_bytes
+from foretune.memory.estimate import emit_program, estimate_memory, requested_bytes
 from foretune.memory.figures import ESTIMATOR_VERSION
 from foretune.memory.fit import assess_fit, published_quantized_because
 from foretune.memory.stack import FORETUNE, MANUAL_LOOP, PROFILES, TRAINER, TRL, StackProfile
@@ -32,6 +32,7 @@ __all__ = [
     "StackProfile",
     "Verdict",
     "assess_fit",
+    "emit_program",
     "estimate_memory",
     "published_quantized_because",
     "requested_bytes",
