@@ -367,3 +367,156 @@ def test_plot_needs_no_torch(here: Path) -> None:
     words = [*SMALL, "--plot", "step.svg"]
     done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False"
+
+
+# -- plans from data
+
+ROWS = [64, 64, 100, 100, 100, 300, 300, 500, 900, 2000]
+
+
+@pytest.fixture
+def lengths(here: Path) -> str:
+    Path("rows.jsonl").write_text("".join(f"{row}\n" for row in ROWS))
+    return "rows.jsonl"
+
+
+def test_each_need_is_that_of_rows_of_its_length(call, lengths: str) -> None:
+    words = ("estimate", "--model", "qwen2.5-0.5b", "--offline", "--micro-batch", "2", "--vram", "5", "--json")
+    document = call(*words, "--lengths", lengths).document
+    by_length = document["lengths"]
+    needs = {need["rows"]: need for need in by_length["needs"]}
+    assert {rows: need["tokens"] for rows, need in needs.items()} == {
+        "p50": 100,
+        "p95": 2000,
+        "longest": 2000,
+        "worst micro batch": 1024,
+        "packed": 1024,
+    }
+    assert [need["is_beyond"] for need in by_length["needs"]] == [False, True, True, False, False]
+    for tokens, rows in ((100, "p50"), (2000, "longest"), (1024, "packed")):
+        alone = call(*words, "--seq-len", str(tokens)).document
+        figures = ("need_bytes", "allocated_bytes", "reserved_bytes", "verdict")
+        assert {name: needs[rows][name] for name in figures} == {name: alone[name] for name in figures}
+    assert (needs["p50"]["verdict"], needs["longest"]["verdict"]) == ("fits", "does not fit")
+    assert needs["packed"]["need_bytes"] == needs["worst micro batch"]["need_bytes"] == document["need_bytes"]
+
+
+def test_lengths_count_rows_tokens_and_what_is_cut(call, lengths: str) -> None:
+    """Of the rows all but one stay whole; it loses 2,000 - 1,024 tokens. In rising order a pair is padded to its
+    second row."""
+    words = (*SMALL, "--micro-batch", "2", "--lengths", lengths, "--json")
+    found = call(*words).document["lengths"]
+    assert (found["file"], found["kind"]) == (lengths, "estimated")
+    data, real = found["data"], sum(ROWS) - 976
+    assert (data["num_rows"], data["num_tokens"], data["mean_tokens"]) == (10, sum(ROWS), sum(ROWS) / 10)
+    assert (data["shortest"], data["p50"], data["p95"], data["longest"]) == (64, 100, 2000, 2000)
+    assert found["long_rows"] == {"num_rows": 1, "share": 0.1, "tokens_beyond": 976}
+    assert found["padding"]["order"] == "random"
+    assert found["packing"] == {"row_tokens": 1024, "num_rows": 4, "real_share": real / 4096}
+    ordered = call(*words, "--set", "batch.sort_by_length=true").document["lengths"]["padding"]
+    padded = 2 * (64 + 100 + 300 + 500 + 1024)
+    assert (ordered["order"], ordered["mean_tokens"]) == ("sorted by length", padded / 10)
+    assert ordered["real_share"] == pytest.approx(real / padded)
+    assert ordered["worst_tokens"] == 1024
+
+
+def test_lengths_are_what_the_python_api_returns(call, lengths: str) -> None:
+    config = build_config({"model.id": "gpt2", "lora.rank": 16}).config
+    answer = api.estimate_lengths(config, api.read_lengths(lengths), device=api.find_device("3090"), offline=True)
+    document = call(*SMALL, "--gpu", "3090", "--lengths", lengths, "--json").document
+    assert document["lengths"] == {"file": lengths, **json.loads(encode_json(answer))}
+    assert api.LengthsAnswer.create(**answer.to_dict()) == answer
+    assert call(*SMALL, "--json").document["lengths"] is None
+
+
+def test_lengths_are_shown_below_the_estimate(call, lengths: str) -> None:
+    words = (*SMALL, "--micro-batch", "2", "--vram", "8")
+    plain, called = call(*words).out, call(*words, "--lengths", lengths).out
+    assert called.startswith(plain)
+    extra = called[len(plain) :]
+    assert "\nBy the lengths in rows.jsonl (estimated)\n" in extra
+    text = " ".join(extra.split())
+    assert "10 rows, 4,428 tokens: 64 to 2,000 a row, 442.8 in the mean." in text
+    assert "1 row (10.0 %) is longer than batch.sequence_length, 1,024; 976 tokens lie beyond it." in text
+    assert "Packed to 1,024 tokens: 4 rows; 84.3 % of the tokens real." in text
+    assert "drawn at random without replacement" in text
+    assert "data.truncation is error: a run refuses rows of more than 1,024 tokens." in text
+    assert re.search(r"\n  p50 +100 +[\d.,]+ [MG]iB  fits\n", extra)
+    assert max(map(len, called.splitlines())) <= 80
+
+
+def test_rows_that_cannot_be_run_whole_are_part_of_the_answer(call, lengths: str) -> None:
+    """GPT-2 has 1,024 learned positions."""
+    called = call(*SMALL, "--lengths", lengths, "--set", "data.truncation=right")
+    assert called.code == 0
+    assert re.search(r"\n  longest +2,000 +refused, too long\n", called.out)
+    text = " ".join(called.out.split())
+    assert "longest, 2,000 tokens: batch.sequence_length is 2000, but openai-community/gpt2 has 1024" in text
+    assert "data.truncation is right: a run cuts rows of more than 1,024 tokens." in text
+
+
+@pytest.mark.parametrize("form", ['{"%d": 1}', '{"tokens": %d}', '{"length": %d, "count": 3}'])
+def test_one_length_is_all_of_them(call, here: Path, form: str) -> None:
+    Path("rows.jsonl").write_text(form % 77)
+    found = call(*SMALL, "--micro-batch", "4", "--lengths", "rows.jsonl", "--json").document["lengths"]
+    assert [need["tokens"] for need in found["needs"]] == [77, 77, 77, 77, 1024]
+    assert found["padding"]["real_share"] == 1
+    assert any("fewer rows than a micro batch takes" in text for text in found["assumptions"])
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "why"),
+    [
+        (None, "rows.jsonl", "No such file or directory"),
+        ("", "rows.jsonl", "There is no length in it."),
+        ("64\n-1\n", "rows.jsonl:2", "The line is -1,"),
+        ('64\n\n{"token": 5}\n', "rows.jsonl:3", "The key 'token' is not known."),
+        ('{\n"64": 0}', "rows.jsonl:2", "The count of 64 is 0,"),
+        ("\x1b[2J", "rows.jsonl:1", "It is not JSON"),
+    ],
+)
+def test_lengths_that_cannot_be_read_exit_5(call, here: Path, text: str | None, place: str, why: str) -> None:
+    if text is not None:
+        Path("rows.jsonl").write_text(text)
+    called = call(*SMALL, "--lengths", "rows.jsonl", "--plot", "step.svg")
+    assert (called.code, called.out) == (5, "")
+    assert f"{place}: " in called.err
+    assert why in called.err
+    document = call(*SMALL, "--lengths", "rows.jsonl", "--json").document
+    assert (document["error"]["code"], document["error"]["exit_code"]) == ("data", 5)
+    assert document["error"]["problems"][0]["place"] == place
+    assert not Path("step.svg").exists()
+
+
+def test_what_is_refused_has_no_needs(call, lengths: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert call(*SMALL, "--loss", "liger", "--lengths", lengths).code == 2
+    assert call(*SMALL, "--set", "batch.packing=true", "--lengths", lengths).code == 2
+    shape = api.resolve_model("gpt2").with_(published_only_as="mxfp4")
+    monkeypatch.setattr(api, "resolve_model", lambda *_, **__: shape)
+    found = call(*SMALL, "--lengths", lengths, "--json").document["lengths"]
+    assert {need["verdict"] for need in found["needs"] if need["need_bytes"]} == {"unknown"}
+    shape = shape.with_(model_type="no-such")
+    called = call(*SMALL, "--lengths", lengths)
+    assert called.code == 2
+    assert "published only as mxfp4" in called.err
+
+
+def test_lengths_are_read_once_for_several_files(call, lengths: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("a.yaml").write_text(FILE)
+    read, calls = api.read_lengths, []
+    monkeypatch.setattr(api, "read_lengths", lambda file: (calls.append(file), read(file))[1], raising=False)
+    called = call("estimate", "--config", "a.yaml", "--config", "a.yaml", "--offline", "--lengths", lengths, "--json")
+    answers = [json.loads(line) for line in called.out.splitlines()]
+    assert [answer["lengths"]["data"]["num_rows"] for answer in answers] == [10, 10]
+    assert calls == [lengths]
+
+
+def test_check_is_about_rows_of_sequence_length(call, lengths: str) -> None:
+    words = ("estimate", "--model", "qwen2.5-0.5b", "--offline", "--vram", "8", "--check", "--lengths", lengths)
+    assert call(*words).code == 0
+
+
+def test_lengths_and_plot_work_together(call, lengths: str) -> None:
+    document = call(*SMALL, "--lengths", lengths, "--plot", "step.svg", "--json").document
+    assert (document["plot_file"], document["lengths"]["file"]) == ("step.svg", lengths)
+    assert Path("step.svg").exists()

@@ -22,7 +22,7 @@ REQUEST = {
 
 SURFACE: dict[str, set[str]] = {
     "": {"--version"},
-    "estimate": {*REQUEST, "--plot"},
+    "estimate": {*REQUEST, "--lengths", "--plot"},
     "trace": {*REQUEST, "--why", "--events", "--plot"},
     "score": {"file", "--engine", "--rows", "--workers"},
     "models": set(),
