@@ -26,6 +26,7 @@ from foretune.memory import (
     StackProfile,
     Verdict,
     assess_fit,
+    emit_program,
     estimate_memory,
     published_quantized_because,
 )
@@ -48,8 +49,10 @@ if TYPE_CHECKING:
     import os
 
     from foretune.contract import dump_config, json_schema
+    from foretune.data import Lengths, read_lengths
     from foretune.devices import Detection, detect_devices
     from foretune.evidence import EngineName, Prediction, Refusal, Request, ScoreReport, report_of
+    from foretune.needs import LengthNeed, LengthsAnswer
     from foretune.planner import Boundary, Carriers, Objective, Plan, Recommendation
     from foretune.runtime.trace import Trace
 
@@ -61,6 +64,9 @@ __all__ = [
     "DeviceSpec",
     "EstimateAnswer",
     "Fit",
+    "LengthNeed",
+    "Lengths",
+    "LengthsAnswer",
     "Library",
     "LoadedConfig",
     "MemoryEstimate",
@@ -87,6 +93,8 @@ __all__ = [
     "device_from_memory",
     "dump_config",
     "estimate",
+    "estimate_lengths",
+    "estimate_timeline",
     "find_device",
     "find_stack",
     "fingerprint",
@@ -95,6 +103,7 @@ __all__ = [
     "list_models",
     "load_config",
     "parse_config",
+    "read_lengths",
     "recommend",
     "report_of",
     "resolve_config",
@@ -241,6 +250,56 @@ def estimate(
         total_params=shape.total_params,
         unknown_because=because,
     )
+
+
+def estimate_lengths(
+    config: TrainingConfig,
+    lengths: "Lengths",
+    *,
+    device: DeviceSpec | None = None,
+    offline: bool = False,
+    stack: StackProfile = FORETUNE,
+    shape: ModelShape | None = None,
+) -> "LengthsAnswer":
+    """Estimate what a fine-tune needs on rows of given lengths, padded into micro batches and packed into full rows.
+
+    The other arguments are those of `estimate`. Raises what it raises, and UnsupportedError where it knows no figures.
+
+        answer = estimate_lengths(config, read_lengths("lengths.jsonl"), device=find_device("rtx 3090"))
+        {need.rows: (need.tokens, need.verdict) for need in answer.needs}
+    """
+    from foretune.needs import answer_lengths
+
+    if shape is None:
+        shape = resolve_model(config.model.id, revision=config.model.revision, offline=offline)
+
+    def at_length(tokens: int) -> tuple[MemoryEstimate, Verdict | None]:
+        changed = config.with_(batch=config.batch.with_(sequence_length=tokens))
+        return _with_figures(estimate(changed, device=device, stack=stack, shape=shape, with_changes=False))
+
+    return answer_lengths(config, lengths, at_length)
+
+
+def estimate_timeline(
+    config: TrainingConfig,
+    *,
+    device: DeviceSpec | None = None,
+    offline: bool = False,
+    stack: StackProfile = FORETUNE,
+    shape: ModelShape | None = None,
+    num_points: int = 400,
+) -> Timeline:
+    """Follow the components over the program that an estimate rests on, at about `num_points` of its events.
+
+    The arguments are those of `estimate`. Raises what it raises, and UnsupportedError where there is no program, or
+    one of more than a million events.
+
+        timeline = estimate_timeline(config)
+        max(zip(timeline.positions, map(sum, timeline.columns)), key=lambda moment: moment[1])
+    """
+    if shape is None:
+        shape = resolve_model(config.model.id, revision=config.model.revision, offline=offline)
+    return timeline_of(emit_program(config, shape, device, stack=stack), num_points)
 
 
 def trace(
@@ -420,9 +479,13 @@ def score(
 
 
 def _estimated(request: "Request") -> tuple[MemoryEstimate, Verdict | None]:
-    answer = estimate(
-        request.config, device=request.device, stack=request.stack, shape=request.shape, with_changes=False
+    return _with_figures(
+        estimate(request.config, device=request.device, stack=request.stack, shape=request.shape, with_changes=False)
     )
+
+
+def _with_figures(answer: EstimateAnswer) -> tuple[MemoryEstimate, Verdict | None]:
+    """Return the figures of an answer; raise UnsupportedError where there are none."""
     if answer.estimate is None:
         raise UnsupportedError(answer.unknown_because or "")
     return answer.estimate, answer.verdict
@@ -496,6 +559,14 @@ def __getattr__(name: str) -> Any:
 
     if name in ("dump_config", "json_schema"):
         return getattr(contract, name)
+    if name in ("Lengths", "read_lengths"):
+        from foretune import data
+
+        return getattr(data, name)
+    if name in ("LengthNeed", "LengthsAnswer"):
+        from foretune import needs
+
+        return getattr(needs, name)
     if name in ("Prediction", "Refusal", "ScoreReport", "report_of"):
         from foretune import evidence
 

@@ -22,7 +22,7 @@ REQUEST = {
 
 SURFACE: dict[str, set[str]] = {
     "": {"--version"},
-    "estimate": REQUEST,
+    "estimate": {*REQUEST, "--lengths", "--plot"},
     "recommend": {
         *(REQUEST - {"--accept", "--explain"}), "--objective", "--max", "--devices", "--verify",
     },

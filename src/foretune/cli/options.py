@@ -8,7 +8,7 @@ import click
 
 from foretune.cli.commands import completes, option
 
-__all__ = ["asking_options", "request_options"]
+__all__ = ["asking_options", "plot_option", "request_options"]
 
 
 def _model_ids() -> Sequence[str]:
@@ -137,6 +137,13 @@ REQUEST: tuple[Callable[[Any], Any], ...] = (
 
 NUM_ABOUT_ANSWERS = 3
 """The last of them say how one answer is given; a search has none of these."""
+plot_option = option(
+    "--plot",
+    group="Files",
+    metavar="FILE.svg",
+    type=click.Path(),
+    help="Draw the memory over the step by component. The file may not exist yet.",
+)
 
 
 def request_options(function: Any) -> Any:

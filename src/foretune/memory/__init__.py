@@ -12,6 +12,7 @@ from foretune.memory.answer import (
 )
 from foretune.memory.estimate import (
     Recorded,
+    emit_program,
     estimate_memory,
     least_bytes,
     record_memory,
@@ -39,6 +40,7 @@ __all__ = [
     "StackProfile",
     "Verdict",
     "assess_fit",
+    "emit_program",
     "estimate_memory",
     "least_bytes",
     "published_quantized_because",

@@ -4,7 +4,8 @@ from functools import cached_property
 
 from foretune.contract import TrainingConfig
 from foretune.devices import DeviceSpec
-from foretune.errors import ConfigError
+from foretune.errors import ConfigError, UnsupportedError
+from foretune.memory.allocator import Program
 from foretune.memory.answer import MemoryEstimate
 from foretune.memory.components import COMPONENT_ORDER, ITEM, Facts
 from foretune.memory.figures import Figures, assemble, facts_of, figures_of, kernels_of
@@ -19,6 +20,7 @@ from foretune.models import ModelShape
 
 __all__ = [
     "Recorded",
+    "emit_program",
     "estimate_memory",
     "estimate_recorded",
     "least_bytes",
@@ -30,6 +32,8 @@ __all__ = [
 MAX_BYTES = 1 << 60
 MAX_EVENTS = 280_000
 """Longer programs are replayed with fewer layers; their requests are walked at full depth."""
+MAX_EMITTED = 1_000_000
+"""Longer programs are not emitted for who wants to see them: about 0.2 GB of host memory."""
 
 
 def estimate_memory(
@@ -168,6 +172,23 @@ def requested_bytes(
 ) -> int:
     """Return the peak of requested bytes alone, without allocator: a lower bound of allocated, close to it."""
     return record(config, shape, device, stack)[0].requested_peak()
+
+
+def emit_program(
+    config: TrainingConfig, shape: ModelShape, device: DeviceSpec | None = None, *, stack: StackProfile = FORETUNE
+) -> Program:
+    """Emit the program that an estimate rests on, at full depth even where it is replayed with fewer layers.
+
+    Raises what `estimate_memory` raises, and UnsupportedError where it is longer than MAX_EMITTED events.
+    """
+    recording = record(config, shape, device, stack)[0]
+    if recording.num_events > MAX_EMITTED:
+        raise UnsupportedError(
+            f"The program of {shape.id} has {recording.num_events:,} allocations and frees, too many to be drawn: at "
+            f"most {MAX_EMITTED:,} are.",
+            hint="The figures alone have no such limit; fewer accumulation steps make the program shorter.",
+        )
+    return recording.expand()
 
 
 def _figures(recording: Recording) -> tuple[Figures, bool]:
