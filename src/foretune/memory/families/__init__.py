@@ -2,6 +2,8 @@
 
 from foretune.memory.decoder import Decoder
 from foretune.memory.families.classic import FalconDecoder, Gpt2Decoder, GptNeoxDecoder
+from foretune.memory.families.classic_more import GptBigCodeDecoder
+from foretune.memory.families.dense import GraniteDecoder, PhiDecoder, Starcoder2Decoder
 from foretune.memory.families.gemma import Gemma2Decoder, Gemma3Decoder, GemmaDecoder
 from foretune.memory.families.llama import (
     LlamaDecoder,
@@ -20,13 +22,17 @@ DECODERS: dict[str, type[Decoder]] = {
     "gemma2": Gemma2Decoder,
     "gemma3_text": Gemma3Decoder,
     "gpt2": Gpt2Decoder,
+    "gpt_bigcode": GptBigCodeDecoder,
     "gpt_neox": GptNeoxDecoder,
+    "granite": GraniteDecoder,
     "llama": LlamaDecoder,
     "mistral": MistralDecoder,
     "olmo2": Olmo2Decoder,
+    "phi": PhiDecoder,
     "phi3": Phi3Decoder,
     "qwen2": Qwen2Decoder,
     "qwen3": Qwen3Decoder,
     "smollm3": Qwen2Decoder,
+    "starcoder2": Starcoder2Decoder,
 }
 """A family that is not listed has no program and is refused by name."""
