@@ -30,7 +30,7 @@ class Modules(NamedTuple):
     optional: Callable[[str], Tensor | None]
     """A parameter by absolute name, or None."""
     buffer: Callable[[str], Tensor]
-    """A buffer by name."""
+    """A buffer by name, a layer's by absolute name."""
     attention: Literal["sdpa", "eager"]
     kernels: AttentionKernels
     prefix: str
@@ -62,6 +62,13 @@ class Decoder:
         """Name, shape and dtype of each buffer: rotary frequencies, kept twice (inv_freq and original_inv_freq)."""
         width = traits.rotary_dim
         return [(name, (width // 2,), "f32") for name in ("inv_freq", "original_inv_freq")] if width else []
+
+    @classmethod
+    def layer_buffers(
+        cls, traits: DecoderTraits, parameters: frozenset[str], dtype: str
+    ) -> list[tuple[str, tuple[int, ...], str]]:
+        """Name (inside the layer), shape and dtype of each buffer of a layer that holds these parameters."""
+        return []
 
     def make_norm(self, name: str) -> Module:
         return RmsNorm(self.modules.weight(f"{name}.weight"), self.norm_spelling)

@@ -49,8 +49,14 @@ def router(name: str, count: int, hidden: int) -> Params:
 
 
 def expert_traits(c: Fields, count_key: str, top_key: str) -> dict[str, Any]:
-    """The two traits of a mixture."""
-    return {"num_experts": c.maybe_size(count_key, low=0), "experts_per_token": c.maybe_size(top_key, low=0)}
+    """The traits of a mixture."""
+    return {
+        "num_experts": c.maybe_size(count_key, low=0),
+        "experts_per_token": c.maybe_size(top_key, low=0),
+        "normalizes_experts": c.flag("norm_topk_prob"),
+        "expert_groups": c.maybe_size("n_group"),
+        "expert_groups_per_token": c.maybe_size("topk_group"),
+    }
 
 
 def sparse_labels(c: Fields, first_dense: int) -> tuple[str, ...]:
