@@ -47,6 +47,8 @@ class Decoder:
     """The order in which the class passes its layers' keywords is the order in which they die."""
     mask_kwargs: ClassVar[bool] = False
     """The class keeps the mask's arguments in a dictionary of its own (mask_kwargs)."""
+    parameters_in_32bit: ClassVar[frozenset[str]] = frozenset()
+    """Parameters of a layer that the class makes and keeps in fp32 (_keep_in_fp32_modules_strict)."""
     embedding_name: ClassVar[str] = "model.embed_tokens.weight"
     final_norm_name: ClassVar[str] = "model.norm"
 

@@ -157,7 +157,7 @@ class _Run:
             if is_quantized:
                 self.quantized[name] = self._quantize(spec.shape)
             else:
-                self.parameters[name] = Tensor(spec.shape, self.dtype, needs_grad=is_full)
+                self.parameters[name] = Tensor(spec.shape, self._dtype_of(spec), needs_grad=is_full)
         self.buffers: dict[str, Tensor] = {}
         family = DECODERS[self.shape.model_type]
         kind_of = {layer: kind for kind in self.shape.kinds for layer in kind.layers}
@@ -169,15 +169,19 @@ class _Run:
         for name, size, dtype in family.buffers(self.shape.traits, self.dtype):
             self.buffers[name] = Tensor(size, dtype)
 
+    def _dtype_of(self, spec: ParameterSpec) -> str:
+        is_kept = spec.name in DECODERS[self.shape.model_type].parameters_in_32bit
+        return "f32" if is_kept else self.dtype
+
     def _packed_bytes(self) -> int:
         """caching_allocator_warmup (transformers/modeling_utils.py): parameters at their packed size, and buffers."""
-        item = ITEM_BYTES[self.dtype]
         family = DECODERS[self.shape.model_type]
         buffers = family.buffers(self.shape.traits, self.dtype)
         for kind in self.shape.kinds:
             buffers += _layer_buffers(family, self.shape, kind, self.dtype) * len(kind.layers)
         total = sum(numel(shape) * ITEM_BYTES[dtype] for _, shape, dtype in buffers)
         for _, spec in self.shape.parameters():
+            item = ITEM_BYTES[self._dtype_of(spec)]
             total += spec.num_elements // 2 if spec.role == "linear" else spec.num_elements * item
         return total
 

@@ -56,7 +56,7 @@ class GroupedRouter:
         scores_for_choice = add(scores, self.e_score_correction_bias)
         grouped = (-1, self.num_group, self.num_experts // self.num_group)
         group_scores = sum_over(top_k(view(scores_for_choice, *grouped), 2)[0], -1)
-        group_idx = top_k(group_scores, self.topk_group)[1]
+        _group_idx = top_k(group_scores, self.topk_group)[1]
         group_mask = like(group_scores.detach())
         score_mask = reshape(
             expand(unsqueeze(group_mask, 2), (group_mask.shape[0], *grouped[1:])), scores_for_choice.shape
@@ -68,7 +68,6 @@ class GroupedRouter:
             denominator = add_scalar(sum_over(topk_weights, -1, keepdim=True))
             topk_weights = divide_in_place(topk_weights, denominator)
         topk_weights = scale(topk_weights)
-        del group_idx
         return router_logits, topk_weights, topk_indices
 
 

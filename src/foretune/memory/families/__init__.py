@@ -19,15 +19,19 @@ from foretune.memory.families.moe import (
     Qwen2MoeDecoder,
     Qwen3MoeDecoder,
 )
+from foretune.memory.families.moe_shared import Dots1Decoder, ExaoneMoeDecoder, Glm4MoeDecoder, SolarOpenDecoder
 
 __all__ = ["DECODERS"]
 
 DECODERS: dict[str, type[Decoder]] = {
+    "dots1": Dots1Decoder,
+    "exaone_moe": ExaoneMoeDecoder,
     "falcon": FalconDecoder,
     "flex_olmo": FlexOlmoDecoder,
     "gemma": GemmaDecoder,
     "gemma2": Gemma2Decoder,
     "gemma3_text": Gemma3Decoder,
+    "glm4_moe": Glm4MoeDecoder,
     "gpt2": Gpt2Decoder,
     "gpt_neox": GptNeoxDecoder,
     "llama": LlamaDecoder,
@@ -42,5 +46,6 @@ DECODERS: dict[str, type[Decoder]] = {
     "qwen3": Qwen3Decoder,
     "qwen3_moe": Qwen3MoeDecoder,
     "smollm3": Qwen2Decoder,
+    "solar_open": SolarOpenDecoder,
 }
 """A family that is not listed has no program and is refused by name."""

@@ -246,6 +246,8 @@ def exaone_moe(c: Fields) -> Decoder:
     types = alternating(c, lambda i: window is None or (period > 0 and (i + 1) % period == 0))
     traits = expert_traits(c, "num_experts", "num_experts_per_tok") | {"qk_norm": "head"}
     traits |= windowed(c, types, window)
+    if window is not None:
+        traits["rotary_layers"] = tuple(kind == "sliding_attention" for kind in types)
 
     def layer(is_sparse: bool) -> Params:
         dense = () if is_sparse else gated_mlp("mlp", hidden, c.size("intermediate_size"))
