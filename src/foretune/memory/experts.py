@@ -27,6 +27,7 @@ from foretune.memory.tape import ITEM_BYTES, Grads, Node, Tensor, attach, curren
 
 __all__ = [
     "Experts",
+    "clamp_least",
     "divide",
     "divide_in_place",
     "gated",
@@ -107,6 +108,21 @@ def divide_in_place(a: Tensor, b: Tensor) -> Tensor:
         return a
     node.save(b, like(a) if b.needs_grad else None)
     return attach(node, a.detach())
+
+
+def clamp_least(t: Tensor) -> Tensor:
+    """clamp(min=...): n*s; saves the input; backward n*s, after which values were large enough (n bytes)."""
+
+    def formula(grads: Grads, node: Node, t: Tensor) -> Grads:
+        mask = like(t, "bool")
+        out = like(_only(grads))
+        del mask
+        return [out]
+
+    node = node_for(formula, t)
+    if node:
+        node.save(t)
+    return attach(node, like(t))
 
 
 def gather_last(t: Tensor, index: Tensor) -> Tensor:

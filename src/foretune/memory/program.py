@@ -277,12 +277,16 @@ class _Run:
             linear=self._linear,
             weight=self.parameters.__getitem__,
             optional=self.parameters.get,
+            has=self._has_linear,
             buffer=self.buffers.__getitem__,
             attention="eager" if self.config.attention == "eager" else "sdpa",
             kernels=kernels,
             prefix=self.shape.layer_prefix,
         )
         return DECODERS[self.shape.model_type](modules)
+
+    def _has_linear(self, name: str) -> bool:
+        return f"{name}.weight" in self.parameters or f"{name}.weight" in self.quantized
 
     def _linear(self, name: str, plain: Callable[..., Module] = Linear) -> Module:
         bias = self.parameters.get(f"{name}.bias")

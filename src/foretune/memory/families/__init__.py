@@ -51,6 +51,12 @@ from foretune.memory.families.moe import (
     Qwen2MoeDecoder,
     Qwen3MoeDecoder,
 )
+from foretune.memory.families.moe_more import (
+    Ernie45MoeDecoder,
+    GraniteMoeDecoder,
+    GraniteMoeSharedDecoder,
+    HunYuanMoeDecoder,
+)
 from foretune.memory.families.moe_shared import Dots1Decoder, ExaoneMoeDecoder, Glm4MoeDecoder, SolarOpenDecoder
 
 __all__ = ["DECODERS"]
@@ -64,6 +70,7 @@ DECODERS: dict[str, type[Decoder]] = {
     "cwm": CwmDecoder,
     "dots1": Dots1Decoder,
     "ernie4_5": Ernie45Decoder,
+    "ernie4_5_moe": Ernie45MoeDecoder,
     "exaone": LlamaDecoder,
     "exaone4": Exaone4Decoder,
     "exaone_moe": ExaoneMoeDecoder,
@@ -79,8 +86,11 @@ DECODERS: dict[str, type[Decoder]] = {
     "gpt_bigcode": GptBigCodeDecoder,
     "gpt_neox": GptNeoxDecoder,
     "granite": GraniteDecoder,
+    "granitemoe": GraniteMoeDecoder,
+    "granitemoeshared": GraniteMoeSharedDecoder,
     "helium": HeliumDecoder,
     "hunyuan_v1_dense": HunYuanDecoder,
+    "hunyuan_v1_moe": HunYuanMoeDecoder,
     "hyperclovax": HyperClovaXDecoder,
     "internlm3": LlamaDecoder,
     "jais2": Jais2Decoder,
