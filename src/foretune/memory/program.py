@@ -9,19 +9,15 @@ from typing import Any, NamedTuple
 
 from foretune.contract import TrainingConfig
 from foretune.memory import ops
-from foretune.memory.blocks import (
-    Linear,
-    Linear4bit,
-    LoraLinear,
-    Module,
-    QuantizedWeight,
-)
+from foretune.memory.adapters import LoraLinear
+from foretune.memory.blocks import Linear, Module
 from foretune.memory.decoder import Decoder, Modules, RunOptions
 from foretune.memory.families import DECODERS
 from foretune.memory.head import HEADS, StockHead
 from foretune.memory.kernels import MAX_MICROSTEPS, NUM_UPDATES, AttentionKernels
 from foretune.memory.layout import numel
 from foretune.memory.optimizers import clip_gradients, make_optimizer
+from foretune.memory.quantized import QuantizedWeight, Quantizer
 from foretune.memory.stack import StackProfile
 from foretune.memory.tape import ITEM_BYTES, Tape, Tensor, backward, drop_graph, recording
 from foretune.memory.templates import EMPTY, Recording, StandIns, find_stand_ins
@@ -120,7 +116,7 @@ class _Run:
         self.quantized: dict[str, QuantizedWeight] = {}
         self.adapters: dict[str, tuple[Tensor, Tensor]] = {}
         self.kept: list[Any] = []
-        self.code_map: Tensor | None = None
+        self.quantizer = self._quantizer()
         self._load()
         self._prepare(adapted)
         self.decoder = self._build(kernels)
@@ -155,7 +151,8 @@ class _Run:
         for name, layer, spec, is_quantized in named:
             tape.segment("load", layer)
             if is_quantized:
-                self.quantized[name] = self._quantize(spec.shape)
+                assert self.quantizer is not None
+                self.quantized[name] = self.quantizer.load(spec.shape)
             else:
                 self.parameters[name] = Tensor(spec.shape, self.dtype, needs_grad=is_full)
         tape.segment("buffers")
@@ -163,6 +160,13 @@ class _Run:
         self.buffers = {
             name: Tensor(shape, dtype) for name, shape, dtype in family.buffers(self.shape.traits, self.dtype)
         }
+
+    def _quantizer(self) -> Quantizer | None:
+        settings = self.config.quantization
+        if settings is None:
+            return None
+        compute_dtype = TAPE_DTYPES[settings.compute_dtype_for(self.config.precision)]
+        return Quantizer(settings, self.stack, self.dtype, compute_dtype)
 
     def _packed_bytes(self) -> int:
         """caching_allocator_warmup (transformers/modeling_utils.py): parameters at their packed size, and buffers."""
@@ -173,43 +177,6 @@ class _Run:
         for _, spec in self.shape.parameters():
             total += spec.num_elements // 2 if spec.role == "linear" else spec.num_elements * item
         return total
-
-    def _quantize(self, shape: tuple[int, ...]) -> QuantizedWeight:
-        """bitsandbytes' quantize_4bit (functional.py): packed bytes and scales stay, the rest goes."""
-        n = numel(shape)
-        num_blocks = -(-n // 64)
-        quantization = self.config.quantization
-        assert quantization is not None
-        is_nested, keeps_tables = quantization.uses_double_quant, self.stack.copies_code_tables
-        weight = Tensor((n,), self.dtype)
-        absmax = Tensor((num_blocks,), "f32")
-        packed = Tensor(((n + 1) // 2, 1), "u8")
-        code = self._code_table() if keeps_tables else None
-        if not is_nested:
-            state: tuple[Any, ...] = (Tensor((num_blocks,), "f32"),) if not keeps_tables else (absmax, code)
-            del absmax, weight
-            return QuantizedWeight(packed, state, shape)
-        offset = Tensor((1,), "f32")
-        if not keeps_tables:
-            codes = Tensor((num_blocks,), "u8"), Tensor((-(-num_blocks // 256),), "f32")
-            state = (*codes, Tensor((1,), "f32"))
-            del offset, absmax, weight
-            return QuantizedWeight(packed, state, shape)
-        self.tape.reduction(1, num_blocks, is_inner=True)
-        centred = Tensor((num_blocks,), "f32")
-        if self.code_map is None:  # kept by the library from the first weight on (functional.py, name2qmap)
-            self.code_map = Tensor((256,), "f32")
-        scales = Tensor((-(-num_blocks // 256),), "f32")
-        codes = Tensor((num_blocks,), "u8"), scales
-        state = (*codes, Tensor((256,), "f32"), offset, code)
-        del centred, offset, absmax, weight
-        return QuantizedWeight(packed, state, shape)
-
-    def _code_table(self) -> Tensor:
-        """get_4bit_type: a table of 16 numbers, normed by its largest magnitude."""
-        table, magnitudes, largest = Tensor((16,), "f32"), Tensor((16,), "f32"), Tensor((), "f32")
-        del magnitudes, largest
-        return table
 
     # -- prepare
     def _prepare(self, adapted: tuple[Projection, ...]) -> None:
@@ -277,16 +244,8 @@ class _Run:
         bias = self.parameters.get(f"{name}.bias")
         base: Module
         if f"{name}.weight" in self.quantized:
-            quantization = self.config.quantization
-            assert quantization is not None
-            base = Linear4bit(
-                self.quantized[f"{name}.weight"],
-                bias,
-                compute_dtype=TAPE_DTYPES[quantization.compute_dtype or self.config.precision.dtype],
-                storage_dtype=self.dtype,
-                is_nested=quantization.uses_double_quant,
-                has_gemm_4bit=self.stack.has_gemm_4bit,
-            )
+            assert self.quantizer is not None
+            base = self.quantizer.linear(self.quantized[f"{name}.weight"], bias)
         else:
             base = plain(self.parameters[f"{name}.weight"], bias)
         if name not in self.adapters:
