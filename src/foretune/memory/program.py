@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from foretune.contract import TrainingConfig
 from foretune.memory import ops
-from foretune.memory.adapters import LoraLinear
-from foretune.memory.blocks import Linear, Module
+from foretune.memory.adapters import Adapter, DoraLinear, LoraLinear
+from foretune.memory.blocks import Conv1d, Linear, Module
 from foretune.memory.decoder import Decoder, Modules, RunOptions
 from foretune.memory.families import DECODERS
 from foretune.memory.head import HEADS, StockHead
@@ -114,7 +114,7 @@ class _Run:
         self.num_standing_for = Counter(stand_ins.of)
         self.parameters: dict[str, Tensor] = {}
         self.quantized: dict[str, QuantizedWeight] = {}
-        self.adapters: dict[str, tuple[Tensor, Tensor]] = {}
+        self.adapters: dict[str, Adapter] = {}
         self.kept: list[Any] = []
         self.quantizer = self._quantizer()
         self._load()
@@ -190,17 +190,16 @@ class _Run:
         if config.lora is None:
             return
         lora = config.lora
-        names = {(projection.name, layer) for projection in adapted for layer in projection.layers}
         tape.component = "adapters"
         for layer in self.layers:
             for projection in adapted:
-                if (projection.name, layer) in names and layer in projection.layers:
+                if layer in projection.layers:
                     tape.segment("adapters", self.index_of[layer])
                     name = f"{self.shape.layer_prefix}{layer}.{projection.name}"
-                    a = Tensor((lora.rank, projection.in_features), self.dtype, needs_grad=True)
-                    b = Tensor((projection.out_features, lora.rank), self.dtype, needs_grad=True)
-                    self.adapters[name] = (a, b)
-        del a, b
+                    adapter = Adapter(projection.in_features, projection.out_features, lora.rank, self.dtype)
+                    if lora.use_dora:
+                        adapter.measure(self._base(name, Linear if projection.is_quantizable else Conv1d))
+                    self.adapters[name] = adapter
         self._cast_adapters(TAPE_DTYPES[config.precision.adapter_dtype])
         tape.component = "weights"
         tape.segment("adapters end")
@@ -209,13 +208,13 @@ class _Run:
         """PEFT makes adapters in the base's dtype and casts them once all are there (cast_adapter_dtype)."""
         if dtype == self.dtype:
             return
-        for name, (a, b) in self.adapters.items():
-            layer = int(name.removeprefix(self.shape.layer_prefix).split(".", 1)[0])
-            self.tape.segment("adapters cast", self.index_of[layer])
-            for matrix in (a, b):
-                wide = Tensor(matrix.shape, dtype)
-                matrix.storage, matrix.dtype = wide.storage, dtype
-                del wide
+        for name, adapter in self.adapters.items():
+            self.tape.segment("adapters cast", self._index_in(name))
+            adapter.cast(dtype)
+
+    def _index_in(self, name: str) -> int:
+        """Return the index of the recorded layer that a module belongs to."""
+        return self.index_of[int(name.removeprefix(self.shape.layer_prefix).split(".", 1)[0])]
 
     def _upcast(self, parameter: Tensor) -> None:
         """param.data = param.data.to(torch.float32) (peft/utils/other.py)."""
@@ -240,18 +239,19 @@ class _Run:
         )
         return DECODERS[self.shape.model_type](modules)
 
-    def _linear(self, name: str, plain: Callable[..., Module] = Linear) -> Module:
+    def _base(self, name: str, plain: Callable[..., Module] = Linear) -> Module:
         bias = self.parameters.get(f"{name}.bias")
-        base: Module
-        if f"{name}.weight" in self.quantized:
-            assert self.quantizer is not None
-            base = self.quantizer.linear(self.quantized[f"{name}.weight"], bias)
-        else:
-            base = plain(self.parameters[f"{name}.weight"], bias)
-        if name not in self.adapters:
+        if f"{name}.weight" not in self.quantized:
+            return plain(self.parameters[f"{name}.weight"], bias)
+        assert self.quantizer is not None
+        return self.quantizer.linear(self.quantized[f"{name}.weight"], bias)
+
+    def _linear(self, name: str, plain: Callable[..., Module] = Linear) -> Module:
+        base, lora = self._base(name, plain), self.config.lora
+        if lora is None or name not in self.adapters:
             return base
-        lora = self.config.lora
-        return LoraLinear(base, *self.adapters[name], lora.dropout if lora else 0.0)
+        layer = DoraLinear if lora.use_dora else LoraLinear
+        return layer(base, self.adapters[name], lora.dropout)
 
     def _make_head(self, options: RunOptions) -> StockHead:
         weight = self.decoder.embedding
@@ -267,10 +267,9 @@ class _Run:
             for name, layer, _, _ in self.order:
                 yield layer, self.parameters[name]
             return
-        for name, (a, b) in self.adapters.items():
-            layer = int(name.removeprefix(self.shape.layer_prefix).split(".", 1)[0])
-            yield self.index_of[layer], a
-            yield self.index_of[layer], b
+        for name, adapter in self.adapters.items():
+            for parameter in adapter.parameters():
+                yield self._index_in(name), parameter
 
     # -- updates
     def train(self, num_updates: int) -> None:

@@ -4,12 +4,13 @@ from typing import Any, NamedTuple
 
 from foretune.contract import QuantizationSettings
 from foretune.memory import ops
+from foretune.memory.blocks import Module
 from foretune.memory.layout import numel
 from foretune.memory.ops import like, linear, to
 from foretune.memory.stack import StackProfile
 from foretune.memory.tape import Grads, Node, Tensor, attach, current, node_for
 
-__all__ = ["Linear4bit", "QuantizedWeight", "Quantizer"]
+__all__ = ["Linear4bit", "QuantizedWeight", "Quantizer", "copy_for_magnitude", "dequantize_module_weight"]
 
 
 class QuantizedWeight(NamedTuple):
@@ -54,7 +55,7 @@ class Linear4bit:
         def formula(grads: Grads, node: Node) -> Grads:
             grad = grads[0]
             assert grad is not None
-            weight = self._dequantize(grad.dtype)
+            weight = to(self.dequantize(), grad.dtype)
             return [ops.fold_mm(grad, weight, grad.shape[:-1])]
 
         node = node_for(formula, x)
@@ -66,7 +67,7 @@ class Linear4bit:
 
     def _dequantized_linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """bitsandbytes up to 0.49: dequantize_4bit, then F.linear."""
-        weight = self._dequantize(x.dtype)
+        weight = to(self.dequantize(), x.dtype)
         return linear(x, weight, bias)
 
     def _gemm_4bit(self, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -82,11 +83,26 @@ class Linear4bit:
     def _scales(self) -> Tensor:
         return Tensor((-(-numel(self.weight.shape) // 64),), "f32")
 
-    def _dequantize(self, dtype: str) -> Tensor:
+    def dequantize(self) -> Tensor:
+        """dequantize_4bit (functional.py): nested scales first, in a temporary."""
         absmax = self._scales() if self.is_nested else None
         out = Tensor(self.weight.shape, self.storage_dtype)
         del absmax
-        return to(out, dtype)
+        return out
+
+
+def dequantize_module_weight(module: Module) -> Tensor:
+    """Return a layer's weight, dequantized if need be (peft/utils/integrations.py)."""
+    if isinstance(module, Linear4bit):
+        return module.dequantize()
+    weight = module.weight  # type: ignore[attr-defined]
+    assert isinstance(weight, Tensor)
+    return weight
+
+
+def copy_for_magnitude(base_layer: Module) -> Module:
+    """Return the layer that PEFT measures: a deep copy of a 4-bit one (peft/tuners/lora/dora.py, update_layer)."""
+    return base_layer
 
 
 class Quantizer:
