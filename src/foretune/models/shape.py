@@ -30,6 +30,8 @@ class ParameterSpec(Value, frozen=True, kw_only=True):
     """`linear`: weight of an `nn.Linear` in a layer (4-bit and LoRA reach it). `bias`: bias of such a linear or conv1d.
     `conv1d`: transposed weight of a GPT-2 style Conv1D (LoRA reaches it, 4-bit does not). `experts`: stacked 3-D
     weights (neither reaches them). `head`: an untied output head. `other`: routers, convolutions, gates, tables."""
+    is_frozen: bool = False
+    """The class itself leaves it out of training (`requires_grad=False`)."""
 
     @property
     def num_elements(self) -> int:
@@ -139,6 +141,13 @@ class ModelShape(Value, frozen=True, kw_only=True):
         """Parameters of the language model, tied weights once."""
         outside = sum(parameter.num_elements for parameter in (*self.before, *self.after))
         return outside + sum(len(kind.layers) * kind.num_parameters for kind in self.kinds)
+
+    @property
+    def frozen_params(self) -> int:
+        """Parameters of the language model that its class leaves out of training."""
+        outside = sum(parameter.num_elements for parameter in (*self.before, *self.after) if parameter.is_frozen)
+        inside = sum(len(kind.layers) * p.num_elements for kind in self.kinds for p in kind.parameters if p.is_frozen)
+        return outside + inside
 
     @property
     def total_params(self) -> int:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from foretune.memory import blocks
 from foretune.memory.blocks import Module, call, softmax_f32
 from foretune.memory.decoder import Layer, Modules
-from foretune.memory.experts import clamp_least, divide, divide_in_place, gather_last, sum_over, top_k
+from foretune.memory.experts import clamp, divide, divide_in_place, gather_last, sum_over, top_k
 from foretune.memory.families.dense import GraniteLayer
 from foretune.memory.families.dense_more import HunYuanAttention
 from foretune.memory.families.dense_pairs import Ernie45Decoder
@@ -99,7 +99,7 @@ class GraniteMoeSharedLayer(GraniteLayer):
         else:
             hidden_states = add(moe_hidden_states, call(self.shared_mlp, hidden_states))
         hidden_states = add(residual, scale(hidden_states))
-        return hidden_states
+        return hidden_states  # noqa: RET504
 
 
 class GraniteMoeDecoder(LlamaDecoder):
@@ -151,7 +151,7 @@ class ErnieMoeRouter:
         routing_weights = softmax(router_logits)
         _, selected_experts = top_k(call(self.moe_statics, routing_weights), self.top_k)
         routing_weights = gather_last(routing_weights, selected_experts)
-        routing_weights = divide(routing_weights, clamp_least(sum_over(routing_weights, -1, keepdim=True)))
+        routing_weights = divide(routing_weights, clamp(sum_over(routing_weights, -1, keepdim=True)))
         routing_weights = to(routing_weights, hidden_states.dtype)
         return router_logits, routing_weights, selected_experts
 
@@ -163,15 +163,15 @@ class ErnieMoeBlock:
         self.gate, self.experts, self.shared_experts = gate, experts, shared_experts
 
     def __call__(self, hidden_states: Tensor) -> Tensor:
-        shape = hidden_states.shape
-        hidden_states = view(hidden_states, -1, shape[-1])
+        batch_size, sequence_length, _ = hidden_states.shape
+        hidden_states = view(hidden_states, -1, hidden_states.shape[-1])
         if self.shared_experts is not None:
             shared_output = call(self.shared_experts, hidden_states)
         _, top_k_weights, top_k_index = call(self.gate, hidden_states)
         final_hidden_states = call(self.experts, hidden_states, top_k_index, top_k_weights)
         if self.shared_experts is not None:
             final_hidden_states = add(final_hidden_states, shared_output)
-        final_hidden_states = reshape(final_hidden_states, shape)
+        final_hidden_states = reshape(final_hidden_states, (batch_size, sequence_length, hidden_states.shape[-1]))
         return to(final_hidden_states, hidden_states.dtype)
 
 
@@ -195,6 +195,12 @@ class Ernie45MoeDecoder(Ernie45Decoder):
 
 
 # ------------------------------------------------------------------ hunyuan_v1_moe
+def _dtype_of_weight(module: Any) -> str:
+    """wg.weight.dtype, through an adapter; a 4-bit weight is packed into bytes."""
+    weight = getattr(module, "base", module).weight
+    return weight.dtype if isinstance(weight, Tensor) else "u8"
+
+
 class HunYuanMoeGate:
     """HunYuanMoEV1Gate: a linear layer in fp32, softmax, the k largest divided by their sum."""
 
@@ -204,7 +210,8 @@ class HunYuanMoeGate:
 
     def __call__(self, hidden_states: Tensor) -> Routing:
         hidden_states = view(hidden_states, -1, hidden_states.shape[-1])
-        hidden_states = to(hidden_states, "f32")
+        if _dtype_of_weight(self.wg) == "f32":
+            hidden_states = to(hidden_states, "f32")
         router_logits = call(self.wg, hidden_states)
         routing_weights = softmax_f32(router_logits)
         routing_weights, selected_experts = top_k(routing_weights, self.top_k)
