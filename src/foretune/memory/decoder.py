@@ -29,8 +29,10 @@ class Modules(NamedTuple):
     """A parameter by absolute name."""
     optional: Callable[[str], Tensor | None]
     """A parameter by absolute name, or None."""
+    has: Callable[[str], bool]
+    """Whether there is a linear layer of this absolute name."""
     buffer: Callable[[str], Tensor]
-    """A buffer by name."""
+    """A buffer by name, a layer's by absolute name."""
     attention: Literal["sdpa", "eager"]
     kernels: AttentionKernels
     prefix: str
@@ -47,6 +49,8 @@ class Decoder:
     """The order in which the class passes its layers' keywords is the order in which they die."""
     mask_kwargs: ClassVar[bool] = False
     """The class keeps the mask's arguments in a dictionary of its own (mask_kwargs)."""
+    parameters_in_32bit: ClassVar[frozenset[str]] = frozenset()
+    """Parameters of a layer that the class makes and keeps in fp32 (_keep_in_fp32_modules_strict)."""
     scales_logits: ClassVar[bool] = False
     """The class multiplies or divides its logits by a number (granite, cohere)."""
     embedding_name: ClassVar[str] = "model.embed_tokens.weight"
@@ -64,6 +68,13 @@ class Decoder:
         """Name, shape and dtype of each buffer: rotary frequencies, kept twice (inv_freq and original_inv_freq)."""
         width = traits.rotary_dim
         return [(name, (width // 2,), "f32") for name in ("inv_freq", "original_inv_freq")] if width else []
+
+    @classmethod
+    def layer_buffers(
+        cls, traits: DecoderTraits, parameters: frozenset[str], dtype: str
+    ) -> list[tuple[str, tuple[int, ...], str]]:
+        """Name (inside the layer), shape and dtype of each buffer of a layer that holds these parameters."""
+        return []
 
     def make_norm(self, name: str) -> Module:
         return RmsNorm(self.modules.weight(f"{name}.weight"), self.norm_spelling)
@@ -100,6 +111,8 @@ class Decoder:
         if self.mask_kwargs:
             _mask_kwargs = {"inputs_embeds": inputs_embeds, "position_ids": position_ids}
         masks = self.masks(run, inputs_embeds)
+        if type(self).rescaled is not Decoder.rescaled:
+            inputs_embeds = hidden_states = self.rescaled(inputs_embeds)
         hidden_states, _late_embeds = self.begin_after_masks(hidden_states, position_ids)
         hidden_states = self.after_masks(hidden_states)
         tables = self.position_tables(hidden_states, position_ids)
@@ -128,6 +141,10 @@ class Decoder:
     def begin(self, inputs_embeds: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return what enters the first layer, and position embeddings that the class's forward holds on to."""
         return inputs_embeds, None
+
+    def rescaled(self, inputs_embeds: Tensor) -> Tensor:
+        """What takes the place of the embeddings once the masks are there (granitemoe)."""
+        return inputs_embeds
 
     def begin_after_masks(self, hidden_states: Tensor, position_ids: Tensor) -> tuple[Tensor, Any]:
         """As `begin`, for classes that make their masks first."""
@@ -191,12 +208,18 @@ class RunOptions:
         else:
             tape.layer_ends[index] = tape.next_sequence
 
-    def causal_mask(self, inputs_embeds: Tensor, window: int | None, *, can_skip: bool = True) -> Tensor | None:
-        """create_causal_mask and create_sliding_window_causal_mask (transformers/masking_utils.py)."""
+    def causal_mask(
+        self, inputs_embeds: Tensor, window: int | None, *, can_skip: bool = True, has_positions: bool = True
+    ) -> Tensor | None:
+        """create_causal_mask and create_sliding_window_causal_mask (transformers/masking_utils.py).
+
+        Where positions are passed, they are asked whether they belong to packed rows.
+        """
         b, s = self.micro_batch_size, self.sequence_length
         padding = None
         if self.padding is None:
-            _ask_whether_packed(b, s)
+            if has_positions:
+                _ask_whether_packed(b, s)
         else:
             padding = ops.to(self.padding, "bool")
         is_windowed = window is not None and s >= window

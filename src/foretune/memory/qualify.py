@@ -27,7 +27,6 @@ class _Refusal(NamedTuple):
 REFUSED_SETTINGS = (
     _Refusal("device", "cpu", "the memory of a run on the CPU", "Set device: cuda."),
     _Refusal("quantization.scheme", "int8", "an 8-bit base", "Set quantization.scheme: nf4, or trace it.", True),
-    _Refusal("lora.use_dora", True, "DoRA", "Set lora.use_dora: false, or trace it.", True),
     _Refusal("attention", "flash_attention_2", "the flash-attn package", "Set attention: sdpa, or trace it.", True),
     _Refusal("loss", "liger", "Liger's loss", "Set loss: chunked, or trace it.", True),
     _Refusal("batch.packing", True, "a batch of packed rows", "Set batch.packing: false."),
