@@ -17,7 +17,7 @@ from foretune.memory.head import HEADS, StockHead
 from foretune.memory.kernels import MAX_MICROSTEPS, NUM_UPDATES, AttentionKernels
 from foretune.memory.layout import numel
 from foretune.memory.optimizers import clip_gradients, make_optimizer
-from foretune.memory.quantized import QuantizedWeight, Quantizer
+from foretune.memory.quantized import Quantizer4bit, Quantizer8bit
 from foretune.memory.stack import StackProfile
 from foretune.memory.tape import ITEM_BYTES, Tape, Tensor, backward, drop_graph, recording
 from foretune.memory.templates import EMPTY, Recording, StandIns, find_stand_ins
@@ -113,7 +113,7 @@ class _Run:
         self.index_of = {layer: index for index, layer in enumerate(self.layers)}
         self.num_standing_for = Counter(stand_ins.of)
         self.parameters: dict[str, Tensor] = {}
-        self.quantized: dict[str, QuantizedWeight] = {}
+        self.quantized: dict[str, Any] = {}
         self.adapters: dict[str, Adapter] = {}
         self.kept: list[Any] = []
         self.quantizer = self._quantizer()
@@ -172,15 +172,19 @@ class _Run:
         is_kept = spec.name in DECODERS[self.shape.model_type].parameters_in_32bit
         return "f32" if is_kept else self.dtype
 
-    def _quantizer(self) -> Quantizer | None:
+    def _quantizer(self) -> Quantizer4bit | Quantizer8bit | None:
         settings = self.config.quantization
         if settings is None:
             return None
+        if settings.scheme == "int8":
+            return Quantizer8bit()
         compute_dtype = TAPE_DTYPES[settings.compute_dtype_for(self.config.precision)]
-        return Quantizer(settings, self.stack, compute_dtype)
+        return Quantizer4bit(settings, self.stack, compute_dtype)
 
     def _packed_bytes(self) -> int:
         """caching_allocator_warmup (transformers/modeling_utils.py): parameters at their packed size, and buffers."""
+        settings = self.config.quantization
+        per_byte = 1 if settings is not None and settings.scheme == "int8" else 2
         family = DECODERS[self.shape.model_type]
         buffers = family.buffers(self.shape.traits, self.dtype)
         for kind in self.shape.kinds:
@@ -188,7 +192,7 @@ class _Run:
         total = sum(numel(shape) * ITEM_BYTES[dtype] for _, shape, dtype in buffers)
         for _, spec in self.shape.parameters():
             item = ITEM_BYTES[self._dtype_of(spec)]
-            total += spec.num_elements // 2 if spec.role == "linear" else spec.num_elements * item
+            total += spec.num_elements // per_byte if spec.role == "linear" else spec.num_elements * item
         return total
 
     # -- prepare

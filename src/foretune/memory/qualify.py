@@ -26,7 +26,6 @@ class _Refusal(NamedTuple):
 
 REFUSED_SETTINGS = (
     _Refusal("device", "cpu", "the memory of a run on the CPU", "Set device: cuda."),
-    _Refusal("quantization.scheme", "int8", "an 8-bit base", "Set quantization.scheme: nf4, or trace it.", True),
     _Refusal("attention", "flash_attention_2", "the flash-attn package", "Set attention: sdpa, or trace it.", True),
     _Refusal("loss", "liger", "Liger's loss", "Set loss: chunked, or trace it.", True),
     _Refusal("batch.packing", True, "a batch of packed rows", "Set batch.packing: false."),
@@ -82,8 +81,9 @@ def setting_problems(config: TrainingConfig, stack: StackProfile, verb: str) -> 
     if lora is not None and lora.modules_to_save and verb == "estimated":
         text = "lora.modules_to_save: a module trained whole beside adapters is not estimated yet."
         problems.append(Problem(text, "Leave it empty, or trace it.", None, "lora.modules_to_save"))
-    if lora is not None and lora.use_dora and config.quantization is not None:
-        text = f"lora.use_dora is true: DoRA on a quantized base is not {verb} yet."
+    is_4bit = config.quantization is not None and config.quantization.scheme == "nf4"
+    if lora is not None and lora.use_dora and is_4bit and not stack.copies_code_tables:
+        text = f"lora.use_dora is true: DoRA on a 4-bit base is not {verb} yet for the stack {stack.name}."
         problems.append(Problem(text, "Leave quantization out, or set lora.use_dora: false.", None, "lora.use_dora"))
     return problems
 
