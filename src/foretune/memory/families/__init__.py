@@ -3,6 +3,7 @@
 from foretune.memory.decoder import Decoder
 from foretune.memory.families.classic import FalconDecoder, Gpt2Decoder, GptNeoxDecoder
 from foretune.memory.families.gemma import Gemma2Decoder, Gemma3Decoder, GemmaDecoder
+from foretune.memory.families.hybrid import Lfm2Decoder
 from foretune.memory.families.llama import (
     LlamaDecoder,
     MistralDecoder,
@@ -21,6 +22,7 @@ DECODERS: dict[str, type[Decoder]] = {
     "gemma3_text": Gemma3Decoder,
     "gpt2": Gpt2Decoder,
     "gpt_neox": GptNeoxDecoder,
+    "lfm2": Lfm2Decoder,
     "llama": LlamaDecoder,
     "mistral": MistralDecoder,
     "olmo2": Olmo2Decoder,
