@@ -6,10 +6,30 @@ the number of elements of the result, s its item size.
 
 from collections.abc import Callable, Sequence
 
-from foretune.memory.ops import narrow, to, unsqueeze, view
-from foretune.memory.tape import Grads, Node, Tensor, attach, node_for
+from foretune.memory.layout import Shape, broadcast_shape, numel
+from foretune.memory.ops import bmm, clone, expand, like, narrow, reshape, to, unsqueeze, view
+from foretune.memory.tape import Grads, Node, Tensor, attach, current, like_iterator, node_for
 
-__all__ = ["causal_conv1d", "conv1d", "split", "squeeze"]
+__all__ = [
+    "causal_conv1d",
+    "conv1d",
+    "cumsum",
+    "exp",
+    "masked_fill",
+    "matmul",
+    "pad",
+    "repeat_interleave",
+    "select",
+    "set_select",
+    "sigmoid",
+    "softplus",
+    "solve_triangular",
+    "split",
+    "squeeze",
+    "sub",
+    "sum_last",
+    "to_contiguous",
+]
 
 
 # ------------------------------------------------------------------ views
@@ -17,11 +37,7 @@ def split(t: Tensor, sizes: Sequence[int], dim: int) -> list[Tensor]:
     """split or chunk of any dimension: views of one node; backward concatenates the gradients (n*s, contiguous)."""
     full, dtype = t.shape, t.dtype
     node = node_for(lambda grads, node: (Tensor(full, dtype),), t)
-    out = []
-    for size in sizes:
-        shape = list(full)
-        shape[dim] = size
-        out.append(t.view_as(tuple(shape), t.strides))
+    out = [t.view_as(_with(full, dim, size), t.strides) for size in sizes]
     if node:
         node.num_outputs = len(out)
     return [attach(node, one, number) for number, one in enumerate(out)]
@@ -29,9 +45,195 @@ def split(t: Tensor, sizes: Sequence[int], dim: int) -> list[Tensor]:
 
 def squeeze(t: Tensor, dim: int) -> Tensor:
     """Allocates nothing."""
-    shape = list(t.shape)
-    del shape[dim]
-    return view(t, *shape)
+    return view(t, *_without(t.shape, dim))
+
+
+def select(t: Tensor, dim: int) -> Tensor:
+    """t[..., i, ...]: a view; backward fills a tensor of t's shape with zeros and the gradient."""
+    full, dtype = t.shape, t.dtype
+    node = node_for(lambda grads, node: (Tensor(full, dtype),), t)
+    return attach(node, t.view_as(_without(t.shape, dim), _without(t.strides, dim)))
+
+
+def set_select(base: Tensor, dim: int, src: Tensor) -> None:
+    """base[..., i, ...] = src: nothing; base takes its place in the graph. Backward copies the gradient of all of base
+    (n*s), then the part that was written, and zeros in its place where base had a gradient before (CopySlices)."""
+    full, strides, dtype = base.shape, base.strides, base.dtype
+    shape = _without(full, dim)
+
+    def formula(grads: Grads, node: Node) -> Grads:
+        result = Tensor(full, dtype, strides)
+        part = Tensor(shape, dtype)
+        if not node.edges[0]:
+            return [None, part]
+        _zeros = Tensor(shape, dtype)
+        return [result, part]
+
+    node = node_for(formula, base, src)
+    if node:
+        base.needs_grad, base.edge = True, (node, 0)
+
+
+def repeat_interleave(t: Tensor, n: int, dim: int) -> Tensor:
+    """Each entry of a dimension n times: always a copy (n*s); backward sums over the copies."""
+    wide = unsqueeze(t, dim + 1)
+    wide = clone(expand(wide, _with(wide.shape, dim + 1, n)))
+    return view(wide, *_with(t.shape, dim, n * t.shape[dim]))
+
+
+def _with(shape: Shape, dim: int, size: int) -> Shape:
+    changed = list(shape)
+    changed[dim] = size
+    return tuple(changed)
+
+
+def _without(shape: Shape, dim: int) -> Shape:
+    dim %= len(shape)
+    return (*shape[:dim], *shape[dim + 1 :])
+
+
+# ------------------------------------------------------------------ copies
+def to_contiguous(t: Tensor, dtype: str) -> Tensor:
+    """to(dtype, memory_format=contiguous_format): n*s, contiguous, or itself where the dtype is the same."""
+    if t.dtype == dtype:
+        return t
+    back = t.dtype
+    return attach(node_for(lambda grads, node: (like(_only(grads), back),), t), Tensor(t.shape, dtype))
+
+
+def pad(t: Tensor, dim: int, before: int, after: int) -> Tensor:
+    """Zeros around one dimension: n*s, contiguous, or in t's layout where there is nothing to add; backward copies a
+    slice of the gradient."""
+    own = t.shape[dim]
+
+    def formula(grads: Grads, node: Node) -> Grads:
+        grad = _only(grads)
+        return [like(grad.view_as(_with(grad.shape, dim, own), grad.strides))]
+
+    node = node_for(formula, t)
+    if before or after:
+        return attach(node, Tensor(_with(t.shape, dim, before + own + after), t.dtype))
+    return attach(node, like(t))
+
+
+# ------------------------------------------------------------------ elementwise
+def sub(a: Tensor, b: Tensor) -> Tensor:
+    """n*s; backward n*s for the negated gradient (then the sums to a broadcast shape)."""
+
+    def formula(grads: Grads, node: Node) -> Grads:
+        return [grads[0], like(_only(grads)) if node.edges[1] else None]
+
+    return attach(node_for(formula, a, b), like_iterator(a, b))
+
+
+def _saves_result(t: Tensor) -> Tensor:
+    node = node_for(lambda grads, node, result: (like_iterator(_only(grads), result),), t)
+    out = like(t)
+    if node:
+        node.save(out.detach())
+    return attach(node, out)
+
+
+def exp(t: Tensor) -> Tensor:
+    """n*s; saves the result; backward n*s."""
+    return _saves_result(t)
+
+
+def sigmoid(t: Tensor) -> Tensor:
+    """n*s; saves the result; backward n*s."""
+    return _saves_result(t)
+
+
+def softplus(t: Tensor) -> Tensor:
+    """n*s; saves the input; backward n*s."""
+    node = node_for(lambda grads, node, x: (like_iterator(_only(grads), x),), t)
+    if node:
+        node.save(t)
+    return attach(node, like(t))
+
+
+def masked_fill(t: Tensor, mask: Tensor) -> Tensor:
+    """n*s; saves the mask; backward n*s."""
+    node = node_for(lambda grads, node, mask: (like(_only(grads)),), t)
+    if node:
+        node.save(mask)
+    return attach(node, like(t))
+
+
+def sum_last(t: Tensor) -> Tensor:
+    """sum(-1, keepdim): rows*s and what a long sum is divided into; backward a view of the gradient."""
+    shape = t.shape
+
+    def formula(grads: Grads, node: Node) -> Grads:
+        grad = _only(grads)
+        return [grad.view_as(shape, (*grad.strides[:-1], 0))]
+
+    node = node_for(formula, t)
+    out = Tensor((*shape[:-1], 1), t.dtype)
+    current().reduction(numel(out.shape), shape[-1], is_inner=True)
+    return attach(node, out)
+
+
+def cumsum(t: Tensor) -> Tensor:
+    """Running sums along the last dimension: n*s, contiguous; backward the gradient flipped, its running sums, and
+    those flipped (three n*s, two die at once)."""
+
+    def formula(grads: Grads, node: Node) -> Grads:
+        flipped = like(_only(grads))
+        sums = Tensor(flipped.shape, flipped.dtype)
+        out = like(sums)
+        del sums, flipped
+        return [out]
+
+    return attach(node_for(formula, t), Tensor(t.shape, t.dtype))
+
+
+# ------------------------------------------------------------------ products
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """[..., M, K] @ [..., K, N] of three and more dimensions: both are reshaped to three, which copies what strides do
+    not allow; then as bmm."""
+    batch = broadcast_shape(a.shape[:-2], b.shape[:-2])
+    first = reshape(expand(a, (*batch, *a.shape[-2:])), (numel(batch), *a.shape[-2:]))
+    second = reshape(expand(b, (*batch, *b.shape[-2:])), (numel(batch), *b.shape[-2:]))
+    out = bmm(first, second)
+    out = view(out, *batch, a.shape[-2], b.shape[-1])
+    out.is_view = False  # _unsafe_view: it does not hold a base, so the engine may add to it in place
+    del second, first
+    return out
+
+
+def _column_major(shape: Shape, dtype: str) -> Tensor:
+    """What a linear solver returns."""
+    out = Tensor((*shape[:-2], shape[-1], shape[-2]), dtype)
+    strides = (*out.strides[:-2], out.strides[-1], out.strides[-2])
+    return Tensor(shape, dtype, strides, out.storage)
+
+
+def solve_triangular(a: Tensor, b: Tensor) -> Tensor:
+    """n*s, column-major; saves a and the result; backward: b's gradient (n*s), and for a's their product, negated, and
+    its triangle (two die at once). What the solver takes as a workspace is not counted."""
+
+    def formula(grads: Grads, node: Node, a: Tensor, result: Tensor) -> Grads:
+        b_grad = _column_major(result.shape, result.dtype)
+        if not node.edges[0]:
+            return [None, b_grad]
+        swapped = result.view_as(*_swapped(result))
+        a_grad = like(matmul(b_grad, swapped))
+        a_grad = like(a_grad)
+        return [a_grad, b_grad if node.edges[1] else None]
+
+    node = node_for(formula, a, b)
+    if node:
+        node.save(a)
+    out = _column_major(b.shape, b.dtype)
+    if node:
+        node.save(out.detach())
+    return attach(node, out)
+
+
+def _swapped(t: Tensor) -> tuple[Shape, Shape]:
+    """Shape and strides with the last two dimensions swapped."""
+    return (*t.shape[:-2], t.shape[-1], t.shape[-2]), (*t.strides[:-2], t.strides[-1], t.strides[-2])
 
 
 # ------------------------------------------------------------------ convolution
@@ -69,3 +271,9 @@ def causal_conv1d(
     if activation is not None:
         out = activation(out)
     return to(out, hidden_states.dtype)
+
+
+def _only(grads: Grads) -> Tensor:
+    grad = grads[0]
+    assert grad is not None
+    return grad

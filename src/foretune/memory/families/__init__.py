@@ -2,6 +2,7 @@
 
 from foretune.memory.decoder import Decoder
 from foretune.memory.families.classic import FalconDecoder, Gpt2Decoder, GptNeoxDecoder
+from foretune.memory.families.delta import Qwen3NextDecoder, Qwen35Decoder
 from foretune.memory.families.gemma import Gemma2Decoder, Gemma3Decoder, GemmaDecoder
 from foretune.memory.families.hybrid import Lfm2Decoder
 from foretune.memory.families.llama import (
@@ -29,6 +30,8 @@ DECODERS: dict[str, type[Decoder]] = {
     "phi3": Phi3Decoder,
     "qwen2": Qwen2Decoder,
     "qwen3": Qwen3Decoder,
+    "qwen3_5_text": Qwen35Decoder,
+    "qwen3_next": Qwen3NextDecoder,
     "smollm3": Qwen2Decoder,
 }
 """A family that is not listed has no program and is refused by name."""
