@@ -47,6 +47,8 @@ class Decoder:
     """The order in which the class passes its layers' keywords is the order in which they die."""
     mask_kwargs: ClassVar[bool] = False
     """The class keeps the mask's arguments in a dictionary of its own (mask_kwargs)."""
+    scales_logits: ClassVar[bool] = False
+    """The class multiplies or divides its logits by a number (granite, cohere)."""
     embedding_name: ClassVar[str] = "model.embed_tokens.weight"
     final_norm_name: ClassVar[str] = "model.norm"
 
@@ -89,6 +91,7 @@ class Decoder:
         inputs_embeds = self.embed(input_ids)
         if run.embeddings_want_grad:
             inputs_embeds.needs_grad = True  # enable_input_require_grads: a leaf
+        inputs_embeds = self.after_embedding(inputs_embeds)
         cache = Cache() if run.keeps_cache else None
         position_ids = add_scalar(Tensor((run.sequence_length,), "i64"))
         position_ids = unsqueeze(position_ids, 0)
@@ -97,6 +100,7 @@ class Decoder:
         if self.mask_kwargs:
             _mask_kwargs = {"inputs_embeds": inputs_embeds, "position_ids": position_ids}
         masks = self.masks(run, inputs_embeds)
+        hidden_states, _late_embeds = self.begin_after_masks(hidden_states, position_ids)
         hidden_states = self.after_masks(hidden_states)
         tables = self.position_tables(hidden_states, position_ids)
         for i, layer in enumerate(self.layers):
@@ -116,9 +120,17 @@ class Decoder:
         hidden_states = call(self.norm, hidden_states)
         return hidden_states, cache
 
+    def after_embedding(self, inputs_embeds: Tensor) -> Tensor:
+        """What the class does to the embedding's output before anything else."""
+        return inputs_embeds
+
     def begin(self, inputs_embeds: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return what enters the first layer, and position embeddings that the class's forward holds on to."""
         return inputs_embeds, None
+
+    def begin_after_masks(self, hidden_states: Tensor, position_ids: Tensor) -> tuple[Tensor, Any]:
+        """As `begin`, for classes that make their masks first."""
+        return hidden_states, None
 
     def after_masks(self, hidden_states: Tensor) -> Tensor:
         return hidden_states

@@ -88,6 +88,8 @@ class DecoderTraits(Value, frozen=True, kw_only=True):
     """Norm on queries and keys: over each head, or over the whole projection (OLMo2)."""
     has_parallel_residual: bool = False
     """Attention and MLP read the same input and are added together (GPT-NeoX, Falcon)."""
+    causal_buffer: Size | None = None
+    """Side of a causal mask that the class keeps as a buffer of truth values (GPT-BigCode, GPT-Neo in each layer)."""
     num_experts: Size | None = None
     experts_per_token: Size | None = None
     embedding_dropout: float = 0.0
