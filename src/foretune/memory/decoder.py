@@ -186,12 +186,18 @@ class RunOptions:
         else:
             tape.layer_ends[index] = tape.next_sequence
 
-    def causal_mask(self, inputs_embeds: Tensor, window: int | None, *, can_skip: bool = True) -> Tensor | None:
-        """create_causal_mask and create_sliding_window_causal_mask (transformers/masking_utils.py)."""
+    def causal_mask(
+        self, inputs_embeds: Tensor, window: int | None, *, can_skip: bool = True, has_positions: bool = True
+    ) -> Tensor | None:
+        """create_causal_mask and create_sliding_window_causal_mask (transformers/masking_utils.py).
+
+        Where positions are passed, they are asked whether they belong to packed rows.
+        """
         b, s = self.micro_batch_size, self.sequence_length
         padding = None
         if self.padding is None:
-            _ask_whether_packed(b, s)
+            if has_positions:
+                _ask_whether_packed(b, s)
         else:
             padding = ops.to(self.padding, "bool")
         is_windowed = window is not None and s >= window

@@ -6,18 +6,21 @@ the number of elements of the result, s its item size.
 
 from collections.abc import Callable, Sequence
 
-from foretune.memory.layout import Shape, broadcast_shape, numel
+from foretune.memory.layout import Shape, broadcast_shape, iterator_strides, numel
 from foretune.memory.ops import bmm, clone, expand, like, narrow, reshape, to, unsqueeze, view
-from foretune.memory.tape import Grads, Node, Tensor, attach, current, like_iterator, node_for
+from foretune.memory.tape import Grads, Node, Tensor, attach, current, like_iterator, node_for, promote
 
 __all__ = [
+    "cat",
     "causal_conv1d",
+    "clamp",
     "conv1d",
     "cumsum",
     "exp",
     "masked_fill",
     "matmul",
     "pad",
+    "permute",
     "repeat_interleave",
     "select",
     "set_select",
@@ -74,6 +77,15 @@ def set_select(base: Tensor, dim: int, src: Tensor) -> None:
         base.needs_grad, base.edge = True, (node, 0)
 
 
+def permute(t: Tensor, *dims: int) -> Tensor:
+    """Allocates nothing, in backward neither."""
+    rank = len(t.shape)
+    order = [dim % rank for dim in dims]
+    back = [order.index(dim) for dim in range(rank)]
+    node = node_for(lambda grads, node: (permute(_only(grads), *back),), t)
+    return attach(node, t.view_as(tuple(t.shape[dim] for dim in order), tuple(t.strides[dim] for dim in order)))
+
+
 def repeat_interleave(t: Tensor, n: int, dim: int) -> Tensor:
     """Each entry of a dimension n times: always a copy (n*s); backward sums over the copies."""
     wide = unsqueeze(t, dim + 1)
@@ -102,8 +114,8 @@ def to_contiguous(t: Tensor, dtype: str) -> Tensor:
 
 
 def pad(t: Tensor, dim: int, before: int, after: int) -> Tensor:
-    """Zeros around one dimension: n*s, contiguous, or in t's layout where there is nothing to add; backward copies a
-    slice of the gradient."""
+    """Zeros around one dimension: n*s, contiguous (channels last if t is so), or in t's layout where there is nothing
+    to add; backward copies a slice of the gradient."""
     own = t.shape[dim]
 
     def formula(grads: Grads, node: Node) -> Grads:
@@ -111,9 +123,39 @@ def pad(t: Tensor, dim: int, before: int, after: int) -> Tensor:
         return [like(grad.view_as(_with(grad.shape, dim, own), grad.strides))]
 
     node = node_for(formula, t)
-    if before or after:
-        return attach(node, Tensor(_with(t.shape, dim, before + own + after), t.dtype))
-    return attach(node, like(t))
+    if not before and not after:
+        return attach(node, like(t))
+    shape = _with(t.shape, dim, before + own + after)
+    return attach(node, Tensor(shape, t.dtype, _channels_last(shape) if _is_channels_last(t) else None))
+
+
+def _is_channels_last(t: Tensor) -> bool:
+    """is_channels_last_strides_2d (c10/core/MemoryFormat.h): of four dimensions, is the second the innermost?"""
+    if len(t.shape) != 4 or not t.strides[1]:
+        return False
+    least = 0
+    for dim in (1, 3, 2, 0):
+        if t.strides[dim] < least or (dim == 0 and least == t.strides[1]):
+            return False
+        least = t.strides[dim] * t.shape[dim]
+    return True
+
+
+def _channels_last(shape: Shape) -> Shape:
+    _, c, h, w = shape
+    return (h * w * c, 1, w * c, c)
+
+
+def cat(parts: Sequence[Tensor], dim: int) -> Tensor:
+    """Concatenation on any dimension: n*s, contiguous; gradients are views."""
+    sizes = [t.shape[dim] for t in parts]
+
+    def formula(grads: Grads, node: Node) -> Grads:
+        grad = _only(grads)
+        return [grad.view_as(_with(grad.shape, dim, size), grad.strides) for size in sizes]
+
+    node = node_for(formula, *parts)
+    return attach(node, Tensor(_with(parts[0].shape, dim, sum(sizes)), promote(*[t.dtype for t in parts])))
 
 
 # ------------------------------------------------------------------ elementwise
@@ -153,10 +195,28 @@ def softplus(t: Tensor) -> Tensor:
 
 
 def masked_fill(t: Tensor, mask: Tensor) -> Tensor:
-    """n*s; saves the mask; backward n*s."""
-    node = node_for(lambda grads, node, mask: (like(_only(grads)),), t)
+    """n*s, contiguous; saves the mask; backward n*s, contiguous."""
+    node = node_for(lambda grads, node, mask: (Tensor(_only(grads).shape, _only(grads).dtype),), t)
     if node:
         node.save(mask)
+    return attach(node, Tensor(t.shape, t.dtype))
+
+
+def _clamp_grad(grads: Grads, node: Node, t: Tensor) -> Grads:
+    grad = _only(grads)
+    zero = Tensor((), grad.dtype)
+    above = like(t, "bool")
+    below = like(t, "bool")
+    out = Tensor(grad.shape, grad.dtype, iterator_strides(grad.shape, [above, grad]))
+    del below, above, zero
+    return [out]
+
+
+def clamp(t: Tensor) -> Tensor:
+    """clamp(least, most): n*s; saves the input; backward a zero, which entries lie inside (a byte each, twice), n*s."""
+    node = node_for(_clamp_grad, t)
+    if node:
+        node.save(t)
     return attach(node, like(t))
 
 

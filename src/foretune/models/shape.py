@@ -98,6 +98,8 @@ class DecoderTraits(Value, frozen=True, kw_only=True):
     residual_dropout: float = 0.0
     mixer_groups: Size | None = None
     """Groups of heads that share B and C in a Mamba 2 mixer; key heads of a gated delta net."""
+    mixer_width: Size | None = None
+    """Width of all heads of a Mamba 2 mixer together."""
     mixer_chunk: Size | None = None
     """Tokens of one chunk of a Mamba 2 mixer's scan."""
 

@@ -15,6 +15,7 @@ from foretune.memory.families.llama import (
     Qwen2Decoder,
     Qwen3Decoder,
 )
+from foretune.memory.families.statespace import GraniteHybridDecoder
 
 __all__ = ["DECODERS"]
 
@@ -27,6 +28,7 @@ DECODERS: dict[str, type[Decoder]] = {
     "gpt_bigcode": GptBigCodeDecoder,
     "gpt_neox": GptNeoxDecoder,
     "granite": GraniteDecoder,
+    "granitemoehybrid": GraniteHybridDecoder,
     "lfm2": Lfm2Decoder,
     "llama": LlamaDecoder,
     "mistral": MistralDecoder,
