@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 from foretune.memory import ops
+from foretune.memory.activations import relu_squared
 from foretune.memory.kernels import FLASH_MAX_WIDTH, AttentionKernels, flash_width
 from foretune.memory.layout import numel
 from foretune.memory.ops import (
@@ -57,6 +58,7 @@ __all__ = [
     "call",
     "eager_attention",
     "rotary_tables",
+    "rotated",
     "sdpa_attention",
 ]
 
@@ -287,6 +289,11 @@ def _rotate_half(x: Tensor) -> Tensor:
     return cat_last([scale(x2), x1])
 
 
+def rotated(x: Tensor, cos: Tensor, sin: Tensor, rotate: Callable[[Tensor], Tensor] = _rotate_half) -> Tensor:
+    """x * cos + rotate_half(x) * sin."""
+    return add(mul(x, cos), mul(rotate(x), sin))
+
+
 def apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Rotate whole heads (modeling_llama.py)."""
     cos = unsqueeze(cos, 1)
@@ -504,6 +511,7 @@ ACTIVATIONS: dict[str, Module] = {
     "gelu_pytorch_tanh": gelu,
     "gelu_new": _gelu_new,
     "relu": relu,
+    "relu2": relu_squared,
 }
 """Activations whose kernels are known, by the names of transformers/activations.py."""
 

@@ -103,6 +103,7 @@ class Decoder:
         hidden_states, _late_embeds = self.begin_after_masks(hidden_states, position_ids)
         hidden_states = self.after_masks(hidden_states)
         tables = self.position_tables(hidden_states, position_ids)
+        hidden_states = self.before_layers(hidden_states)
         for i, layer in enumerate(self.layers):
             step = layer.checkpointed if run.is_checkpointed else layer.forward
             tape.segment("forward", i)
@@ -133,6 +134,10 @@ class Decoder:
         return hidden_states, None
 
     def after_masks(self, hidden_states: Tensor) -> Tensor:
+        return hidden_states
+
+    def before_layers(self, hidden_states: Tensor) -> Tensor:
+        """What stands between the position tables and the first layer."""
         return hidden_states
 
     def position_tables(self, hidden_states: Tensor, position_ids: Tensor) -> dict[str, Any]:

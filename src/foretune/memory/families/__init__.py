@@ -4,7 +4,37 @@ from foretune.memory.decoder import Decoder
 from foretune.memory.families.classic import FalconDecoder, Gpt2Decoder, GptNeoxDecoder
 from foretune.memory.families.classic_more import GptBigCodeDecoder
 from foretune.memory.families.delta import Qwen3NextDecoder, Qwen35Decoder
-from foretune.memory.families.dense import GraniteDecoder, PhiDecoder, Starcoder2Decoder
+from foretune.memory.families.dense import (
+    GraniteDecoder,
+    HyperClovaXDecoder,
+    PhiDecoder,
+    StableLmDecoder,
+    Starcoder2Decoder,
+)
+from foretune.memory.families.dense_more import (
+    ApertusDecoder,
+    ArceeDecoder,
+    BitNetDecoder,
+    CwmDecoder,
+    Exaone4Decoder,
+    HunYuanDecoder,
+    Jais2Decoder,
+    Ministral3Decoder,
+    MinistralDecoder,
+    NanoChatDecoder,
+    NemotronDecoder,
+    Olmo3Decoder,
+    OlmoDecoder,
+    SeedOssDecoder,
+)
+from foretune.memory.families.dense_pairs import (
+    Cohere2Decoder,
+    CohereDecoder,
+    Ernie45Decoder,
+    Glm4Decoder,
+    GlmDecoder,
+    HeliumDecoder,
+)
 from foretune.memory.families.gemma import Gemma2Decoder, Gemma3Decoder, GemmaDecoder
 from foretune.memory.families.hybrid import Lfm2Decoder
 from foretune.memory.families.llama import (
@@ -20,26 +50,50 @@ from foretune.memory.families.statespace import GraniteHybridDecoder
 __all__ = ["DECODERS"]
 
 DECODERS: dict[str, type[Decoder]] = {
+    "apertus": ApertusDecoder,
+    "arcee": ArceeDecoder,
+    "bitnet": BitNetDecoder,
+    "cohere": CohereDecoder,
+    "cohere2": Cohere2Decoder,
+    "cwm": CwmDecoder,
+    "ernie4_5": Ernie45Decoder,
+    "exaone": LlamaDecoder,
+    "exaone4": Exaone4Decoder,
     "falcon": FalconDecoder,
     "gemma": GemmaDecoder,
     "gemma2": Gemma2Decoder,
     "gemma3_text": Gemma3Decoder,
+    "glm": GlmDecoder,
+    "glm4": Glm4Decoder,
     "gpt2": Gpt2Decoder,
     "gpt_bigcode": GptBigCodeDecoder,
     "gpt_neox": GptNeoxDecoder,
     "granite": GraniteDecoder,
     "granitemoehybrid": GraniteHybridDecoder,
     "lfm2": Lfm2Decoder,
+    "helium": HeliumDecoder,
+    "hunyuan_v1_dense": HunYuanDecoder,
+    "hyperclovax": HyperClovaXDecoder,
+    "internlm3": LlamaDecoder,
+    "jais2": Jais2Decoder,
     "llama": LlamaDecoder,
+    "ministral": MinistralDecoder,
+    "ministral3": Ministral3Decoder,
     "mistral": MistralDecoder,
+    "nanochat": NanoChatDecoder,
+    "nemotron": NemotronDecoder,
+    "olmo": OlmoDecoder,
     "olmo2": Olmo2Decoder,
+    "olmo3": Olmo3Decoder,
     "phi": PhiDecoder,
     "phi3": Phi3Decoder,
     "qwen2": Qwen2Decoder,
     "qwen3": Qwen3Decoder,
     "qwen3_5_text": Qwen35Decoder,
     "qwen3_next": Qwen3NextDecoder,
+    "seed_oss": SeedOssDecoder,
     "smollm3": Qwen2Decoder,
+    "stablelm": StableLmDecoder,
     "starcoder2": Starcoder2Decoder,
 }
 """A family that is not listed has no program and is refused by name."""

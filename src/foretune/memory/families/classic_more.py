@@ -56,7 +56,8 @@ class GptBigCodeAttention:
 class GptBigCodeLayer(Gpt2Layer):
     """GPTBigCodeBlock: the mask is a keyword."""
 
-    checkpointed = Layer.checkpointed
+    def checkpointed(self, hidden_states: Tensor, cache: Any = None, attention_mask: Any = None, **kwargs: Any) -> Any:
+        return Layer.checkpointed(self, hidden_states, cache=cache, attention_mask=attention_mask, **kwargs)
 
 
 class GptBigCodeDecoder(Gpt2Decoder):
@@ -72,7 +73,8 @@ class GptBigCodeDecoder(Gpt2Decoder):
     def begin(self, inputs_embeds: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor | None]:
         return inputs_embeds, None
 
-    begin_after_masks = Gpt2Decoder.begin
+    def begin_after_masks(self, hidden_states: Tensor, position_ids: Tensor) -> tuple[Tensor, Any]:
+        return super().begin(hidden_states, position_ids)
 
     def make_layer(self, index: int) -> Layer:
         name, linear = f"{self.modules.prefix}{index}", self.modules.linear

@@ -18,7 +18,9 @@ __all__ = [
     "LlamaLayer",
     "MistralDecoder",
     "Olmo2Decoder",
+    "Olmo2Layer",
     "Phi3Decoder",
+    "Phi3Mlp",
     "Qwen2Decoder",
     "Qwen3Decoder",
     "SlidingDecoder",
@@ -68,6 +70,7 @@ class LlamaAttention:
         if self.has_rotary:
             cos, sin = position_embeddings
             query_states, key_states = self.rotate(query_states, key_states, cos, sin)
+        query_states = self.scaled_queries(query_states, kwargs)
         if self.late_norms:
             query_states = call(self.late_norms[0], query_states)
             key_states = call(self.late_norms[1], key_states)
@@ -79,6 +82,10 @@ class LlamaAttention:
         attn_output = call(self.o_proj, attn_output)
         attn_output = dropout(attn_output, self.residual_dropout)
         return attn_output, attn_weights
+
+    def scaled_queries(self, query_states: Tensor, kwargs: dict[str, Any]) -> Tensor:
+        """What happens to rotated queries (ministral3: a scale by position)."""
+        return query_states
 
     def before_output(self, attn_output: Tensor) -> Tensor:
         """What stands before the output projection (bitnet: a norm)."""
@@ -194,13 +201,16 @@ class LlamaDecoder(Decoder):
 
     attention_class: ClassVar[type[LlamaAttention]] = LlamaAttention
     layer_class: ClassVar[type[LlamaLayer]] = LlamaLayer
+    norm_names: ClassVar[tuple[str, str]] = ("input_layernorm", "post_attention_layernorm")
+    """Names of the norms before attention and before the MLP."""
 
     def make_layer(self, index: int) -> Layer:
         name = f"{self.modules.prefix}{index}"
+        first, second = self.norm_names
         return self.layer_class(
-            self.make_norm(f"{name}.input_layernorm"),
+            self.make_norm(f"{name}.{first}"),
             self.attention_class(self.modules, f"{name}.self_attn", index),
-            self.make_norm(f"{name}.post_attention_layernorm"),
+            self.make_norm(f"{name}.{second}"),
             self.make_mlp(f"{name}.mlp"),
         )
 
