@@ -193,7 +193,7 @@ def _prefixed_mamba2(c: Fields, inner: int, **changes: Any) -> _Mamba2:
     return mixer._replace(**changes)
 
 
-def _prefixed_traits(c: Fields, inner: int) -> dict[str, int]:
+def _prefixed_traits(c: Fields, inner: int) -> dict[str, Any]:
     groups, chunk = c.size("mamba_n_groups"), c.size("mamba_chunk_size")
     return {"mixer_groups": groups, "mixer_width": inner, "mixer_chunk": chunk}
 
