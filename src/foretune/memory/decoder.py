@@ -235,6 +235,13 @@ class RunOptions:
         del least, zero, table, padding
         return out
 
+    def ask_whether_padded(self) -> None:
+        """create_recurrent_attention_mask: a mask of ones is asked about and dropped."""
+        if self.padding is not None and self.sequence_length > 1:
+            equal = Tensor(self.padding.shape, "bool")
+            _answer = Tensor((), "bool")
+            del equal
+
 
 def _ask_whether_packed(b: int, s: int) -> None:
     """find_packed_sequence_indices: differences of the positions, their sum, and whether any is not 1."""

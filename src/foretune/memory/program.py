@@ -207,16 +207,17 @@ class _Run:
         if config.lora is None:
             return
         lora = config.lora
+        kind_of = {layer: kind for kind in self.shape.kinds for layer in kind.layers}
         tape.component = "adapters"
         for layer in self.layers:
-            for projection in adapted:
-                if layer in projection.layers:
-                    tape.segment("adapters", self.index_of[layer])
-                    name = f"{self.shape.layer_prefix}{layer}.{projection.name}"
-                    adapter = Adapter(projection.in_features, projection.out_features, lora.rank, self.dtype)
-                    if lora.use_dora:
-                        adapter.measure(self._base(name, Linear if projection.is_quantizable else Conv1d))
-                    self.adapters[name] = adapter
+            here = {f"{projection.name}.weight": projection for projection in adapted if layer in projection.layers}
+            for projection in [here[spec.name] for spec in kind_of[layer].parameters if spec.name in here]:
+                tape.segment("adapters", self.index_of[layer])
+                name = f"{self.shape.layer_prefix}{layer}.{projection.name}"
+                adapter = Adapter(projection.in_features, projection.out_features, lora.rank, self.dtype)
+                if lora.use_dora:
+                    adapter.measure(self._base(name, Linear if projection.is_quantizable else Conv1d))
+                self.adapters[name] = adapter
         self._cast_adapters(TAPE_DTYPES[config.precision.adapter_dtype])
         tape.component = "weights"
         tape.segment("adapters end")

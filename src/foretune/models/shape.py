@@ -103,6 +103,12 @@ class DecoderTraits(Value, frozen=True, kw_only=True):
     """Dropout that the config itself asks for in training (GPT-2: 0.1), apart from LoRA's."""
     attention_dropout: float = 0.0
     residual_dropout: float = 0.0
+    mixer_groups: Size | None = None
+    """Groups of heads that share B and C in a Mamba 2 mixer; key heads of a gated delta net."""
+    mixer_width: Size | None = None
+    """Width of all heads of a Mamba 2 mixer together."""
+    mixer_chunk: Size | None = None
+    """Tokens of one chunk of a Mamba 2 mixer's scan."""
 
 
 class ModelShape(Value, frozen=True, kw_only=True):

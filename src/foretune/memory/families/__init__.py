@@ -3,6 +3,7 @@
 from foretune.memory.decoder import Decoder
 from foretune.memory.families.classic import FalconDecoder, Gpt2Decoder, GptNeoxDecoder
 from foretune.memory.families.classic_more import GptBigCodeDecoder
+from foretune.memory.families.delta import Qwen3NextDecoder, Qwen35Decoder
 from foretune.memory.families.dense import (
     GraniteDecoder,
     HyperClovaXDecoder,
@@ -35,6 +36,7 @@ from foretune.memory.families.dense_pairs import (
     HeliumDecoder,
 )
 from foretune.memory.families.gemma import Gemma2Decoder, Gemma3Decoder, GemmaDecoder
+from foretune.memory.families.hybrid import Lfm2Decoder
 from foretune.memory.families.llama import (
     LlamaDecoder,
     MistralDecoder,
@@ -58,6 +60,7 @@ from foretune.memory.families.moe_more import (
     HunYuanMoeDecoder,
 )
 from foretune.memory.families.moe_shared import Dots1Decoder, ExaoneMoeDecoder, Glm4MoeDecoder, SolarOpenDecoder
+from foretune.memory.families.statespace import GraniteHybridDecoder
 
 __all__ = ["DECODERS"]
 
@@ -88,6 +91,8 @@ DECODERS: dict[str, type[Decoder]] = {
     "granite": GraniteDecoder,
     "granitemoe": GraniteMoeDecoder,
     "granitemoeshared": GraniteMoeSharedDecoder,
+    "granitemoehybrid": GraniteHybridDecoder,
+    "lfm2": Lfm2Decoder,
     "helium": HeliumDecoder,
     "hunyuan_v1_dense": HunYuanDecoder,
     "hunyuan_v1_moe": HunYuanMoeDecoder,
@@ -111,6 +116,8 @@ DECODERS: dict[str, type[Decoder]] = {
     "qwen2": Qwen2Decoder,
     "qwen2_moe": Qwen2MoeDecoder,
     "qwen3": Qwen3Decoder,
+    "qwen3_5_text": Qwen35Decoder,
+    "qwen3_next": Qwen3NextDecoder,
     "qwen3_moe": Qwen3MoeDecoder,
     "seed_oss": SeedOssDecoder,
     "smollm3": Qwen2Decoder,

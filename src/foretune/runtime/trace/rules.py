@@ -202,5 +202,14 @@ def _grouped_mm(
     return _create_grouped_mm_output_tensor(a, b, offsets, out_dtype)
 
 
-ON_META: dict[Any, Callable[..., Any]] = {aten._grouped_mm.default: _grouped_mm}
-"""Operators whose meta kernel refuses what devices run: experts in fp16 and fp32 (ATen/native/GroupedMMUtils.h)."""
+def _like_both(grad: torch.Tensor, x: torch.Tensor, *_: Any) -> torch.Tensor:
+    return grad * x
+
+
+ON_META: dict[Any, Callable[..., Any]] = {
+    aten._grouped_mm.default: _grouped_mm,
+    aten.softplus_backward.default: _like_both,
+}
+"""Operators whose meta kernel refuses what devices run: experts in fp16 and fp32 (ATen/native/GroupedMMUtils.h); or
+that lays its result out otherwise: softplus_backward, whose gradient comes first on devices (Activation.cpp;
+learnt on torch's CPU kernel)."""
