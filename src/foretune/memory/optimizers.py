@@ -59,7 +59,7 @@ class _Optimizer:
         tape.segment("zero end")
 
 
-def _by_dtype(trained: Parameters) -> list[Parameters]:
+def _by_dtype(trained: Parameters) -> Sequence[Parameters]:
     """Group as foreach operators do, which take one dtype at a time (torch/utils/_foreach_utils.py). Their map is
     C++'s, where the dtype that was met last comes first."""
     groups: dict[str, list[tuple[int | None, Tensor]]] = {}
