@@ -34,10 +34,11 @@ from foretune.memory.ops import (
     tanh,
     to,
     transpose,
+    transposed,
     unsqueeze,
     view,
 )
-from foretune.memory.tape import Grads, Node, Tensor, attach, current, node_for
+from foretune.memory.tape import Grads, Node, Tensor, attach, current, function_node
 
 __all__ = [
     "ACTIVATIONS",
@@ -99,7 +100,7 @@ class MatmulLinear:
         self.weight, self.bias = weight, bias
 
     def __call__(self, input: Tensor) -> Tensor:
-        hidden_states = linear(input, self.weight)
+        hidden_states = ops.fold_mm(input, transposed(self.weight), input.shape[:-1])
         if self.bias is None:
             return hidden_states
         return add(hidden_states, self.bias)
@@ -147,10 +148,10 @@ class Linear4bit:
         def formula(grads: Grads, node: Node) -> Grads:
             grad = grads[0]
             assert grad is not None
-            weight = self._dequantize(grad.dtype)
+            weight = self.dequantize(grad.dtype)
             return [ops.fold_mm(grad, weight, grad.shape[:-1])]
 
-        node = node_for(formula, x)
+        node = function_node(formula, x)
         tape = current()
         before, tape.is_grad_enabled = tape.is_grad_enabled, False
         out = self._gemm_4bit(x, bias) if self.has_gemm_4bit else self._dequantized_linear(x, bias)
@@ -159,7 +160,7 @@ class Linear4bit:
 
     def _dequantized_linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """bitsandbytes up to 0.49: dequantize_4bit, then F.linear."""
-        weight = self._dequantize(x.dtype)
+        weight = self.dequantize(x.dtype)
         return linear(x, weight, bias)
 
     def _gemm_4bit(self, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -175,7 +176,8 @@ class Linear4bit:
     def _scales(self) -> Tensor:
         return Tensor((-(-numel(self.weight.shape) // 64),), "f32")
 
-    def _dequantize(self, dtype: str) -> Tensor:
+    def dequantize(self, dtype: str) -> Tensor:
+        """dequantize_4bit: nested scales first, in a temporary."""
         absmax = self._scales() if self.is_nested else None
         out = Tensor(self.weight.shape, self.storage_dtype)
         del absmax
@@ -204,10 +206,13 @@ class LoraLinear:
     def _forward_4bit(self, x: Tensor) -> Tensor:
         result = call(self.base, x)
         result = clone(result)
+        converts = current().autocast is None
         expected = result.dtype
-        x = to(x, self.lora_a.weight.dtype)
+        if converts:
+            x = to(x, self.lora_a.weight.dtype)
         output = scale(call(self.lora_b, call(self.lora_a, call(dropout, x, self.probability))))
-        output = to(output, expected)
+        if converts:
+            output = to(output, expected)
         result = add(result, output)
         return result  # noqa: RET504
 
@@ -222,7 +227,11 @@ class RmsNorm:
 
     def __init__(self, weight: Tensor, spelling: Literal["llama", "olmo2", "gemma"] = "llama") -> None:
         self.weight = weight
-        self.forward = {"llama": RmsNorm._llama, "olmo2": RmsNorm._olmo2, "gemma": RmsNorm._gemma}[spelling]
+        self.forward: Callable[[RmsNorm, Tensor], Tensor] = {
+            "llama": RmsNorm._llama,
+            "olmo2": RmsNorm._olmo2,
+            "gemma": RmsNorm._gemma,
+        }[spelling]
 
     def __call__(self, hidden_states: Tensor) -> Tensor:
         return self.forward(self, hidden_states)
@@ -425,8 +434,6 @@ def sdpa_attention(
         key = repeat_heads(key, groups)
         value = repeat_heads(value, groups)
     is_grouped = groups > 1 and not is_repeated
-    if kernels.repeats_heads and is_grouped:
-        key, value = ops.repeat_interleave(key, groups), ops.repeat_interleave(value, groups)
     attn_output = scaled_dot_product_attention(kernels, query, key, value, mask, is_grouped=is_grouped)
     attn_output = contiguous(transpose(attn_output, 1, 2))
     return attn_output, None
@@ -441,7 +448,20 @@ def scaled_dot_product_attention(
     *,
     is_grouped: bool = False,
 ) -> Tensor:
-    """torch's function of that name; `is_grouped` is its enable_gqa."""
+    """torch's function of that name; `is_grouped` is its enable_gqa.
+
+    Autocast lowers its operands; so does Transformers' wrapper of the flash-attn package
+    (modeling_flash_attention_utils.py).
+    """
+    autocast = current().autocast
+    if autocast is not None or (kernels.is_package and query.dtype == "f32"):
+        dtype = autocast.dtype if autocast is not None else "f16"
+        query, key, value = to(query, dtype), to(key, dtype), to(value, dtype)
+    if kernels.is_package:
+        mask = None
+    if kernels.repeats_heads and query.shape[1] != key.shape[1]:
+        n, is_grouped = query.shape[1] // key.shape[1], False
+        key, value = ops.repeat_interleave(key, n), ops.repeat_interleave(value, n)
     kernel = kernels.choose(
         is_half=query.dtype != "f32",
         head_width=query.shape[-1],

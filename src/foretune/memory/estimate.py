@@ -5,7 +5,7 @@ from foretune.devices import DeviceSpec
 from foretune.errors import ConfigError
 from foretune.memory.answer import MemoryEstimate
 from foretune.memory.components import COMPONENT_ORDER, Facts
-from foretune.memory.figures import Figures, assemble, facts_of, figures_of, kernels_of
+from foretune.memory.figures import Figures, assemble, facts_of, figures_of, kernels_for
 from foretune.memory.program import record_program
 from foretune.memory.qualify import require_device, require_program
 from foretune.memory.stack import FORETUNE, StackProfile
@@ -64,7 +64,7 @@ def record(
     if device is not None:
         require_device(config, device)
     facts = facts_of(config, shape)
-    return record_program(config, shape, stack, kernels_of(device, stack), facts.adapted), facts
+    return record_program(config, shape, stack, kernels_for(config, shape, device, stack), facts.adapted), facts
 
 
 def requested_bytes(
