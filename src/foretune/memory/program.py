@@ -48,7 +48,8 @@ def record_program(
     `adapted` are the projections that carry LoRA. Of an update's microsteps at most three are emitted (first, middle,
     last): the others repeat the middle one.
     """
-    num_last = 2 if shape.traits.has_parallel_residual else 1
+    is_plain = stack.loss == "own" and config.loss != "liger"
+    num_last = 1 if is_plain and not shape.traits.has_parallel_residual else 2
     stand_ins = find_stand_ins(_signatures(shape), num_last=num_last)
     tape = record_tape(config, shape, stack, kernels, adapted, stand_ins, num_updates=num_updates)
     return Recording.of(tape, stand_ins)
@@ -352,7 +353,7 @@ class _Run:
         return RunOptions(
             micro_batch_size=config.batch.micro_batch_size,
             sequence_length=config.batch.sequence_length,
-            attention="eager" if config.attention == "eager" else "sdpa",
+            attention=config.attention,
             is_checkpointed=checkpoints,
             embeddings_want_grad=stack.embeddings_want_grad and checkpoints and config.lora is not None,
             keeps_cache=stack.keeps_cache and not checkpoints,
