@@ -65,6 +65,11 @@ class Decoder:
         width = traits.rotary_dim
         return [(name, (width // 2,), "f32") for name in ("inv_freq", "original_inv_freq")] if width else []
 
+    @classmethod
+    def layer_buffers(cls, traits: DecoderTraits, dtype: str) -> list[tuple[str, tuple[int, ...], str]]:
+        """Name inside a layer, shape and dtype of each buffer that every layer holds."""
+        return []
+
     def make_norm(self, name: str) -> Module:
         return RmsNorm(self.modules.weight(f"{name}.weight"), self.norm_spelling)
 
@@ -191,12 +196,18 @@ class RunOptions:
         else:
             tape.layer_ends[index] = tape.next_sequence
 
-    def causal_mask(self, inputs_embeds: Tensor, window: int | None, *, can_skip: bool = True) -> Tensor | None:
-        """create_causal_mask and create_sliding_window_causal_mask (transformers/masking_utils.py)."""
+    def causal_mask(
+        self, inputs_embeds: Tensor, window: int | None, *, can_skip: bool = True, has_positions: bool = True
+    ) -> Tensor | None:
+        """create_causal_mask and create_sliding_window_causal_mask (transformers/masking_utils.py).
+
+        Where positions are passed, they are asked whether they belong to packed rows.
+        """
         b, s = self.micro_batch_size, self.sequence_length
         padding = None
         if self.padding is None:
-            _ask_whether_packed(b, s)
+            if has_positions:
+                _ask_whether_packed(b, s)
         else:
             padding = ops.to(self.padding, "bool")
         is_windowed = window is not None and s >= window

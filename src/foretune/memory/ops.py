@@ -397,23 +397,30 @@ def softmax(t: Tensor, dtype: str | None = None, *, is_one_kernel: bool = False)
 # ------------------------------------------------------------------ norms
 def _layer_norm_grad(grads: Grads, node: Node, *saved: Tensor) -> Grads:
     grad, (first, second, third) = _only(grads), node.edges
-    t = contiguous(saved[max(len(saved) - 4, 0)])
+    t = saved[max(len(saved) - 4, 0)]
+    x = contiguous(t)
     out: Grads = [None, None, None]
     if first:
         out[0] = Tensor(t.shape, t.dtype)
-    if second or third:
-        width = t.shape[-1]
-        out[1] = Tensor((width,), grad.dtype)
-        out[2] = Tensor((width,), grad.dtype)
+    for position, is_wanted in ((1, second), (2, third)):
+        if is_wanted:
+            out[position] = Tensor(t.shape[-1:], grad.dtype)
+    if not is_contiguous(grad.shape, grad.strides):
+        current().temporaries(numel(grad.shape) * ITEM_BYTES[grad.dtype])
+    del x
     return out
 
 
 def layer_norm(t: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """native_layer_norm: n*s, and mean and rstd (fp32, one a row); saves input, weight, mean, rstd; backward n*s."""
+    """native_layer_norm: n*s, and mean and rstd (fp32, one a row); saves input, weight, mean, rstd; backward n*s.
+
+    An input or a gradient that is not contiguous is copied for the kernel (ATen/native/cuda/layer_norm_kernel.cu).
+    """
     node = node_for(_layer_norm_grad, t, weight, bias)
     x = contiguous(t.detach())
     out = Tensor(x.shape, x.dtype)
     mean, rstd = Tensor((*t.shape[:-1], 1), "f32"), Tensor((*t.shape[:-1], 1), "f32")
+    del x
     if node:
         node.save(bias, t, weight, mean, rstd)
     del mean, rstd

@@ -158,11 +158,15 @@ class _Run:
                 self.quantized[name] = self._quantize(spec.shape)
             else:
                 self.parameters[name] = Tensor(spec.shape, self.dtype, needs_grad=is_full)
-        tape.segment("buffers")
         family = DECODERS[self.shape.model_type]
-        self.buffers = {
-            name: Tensor(shape, dtype) for name, shape, dtype in family.buffers(self.shape.traits, self.dtype)
-        }
+        self.buffers: dict[str, Tensor] = {}
+        for index, place in enumerate(self.layers):
+            for name, shape, dtype in family.layer_buffers(self.shape.traits, self.dtype):
+                tape.segment("layer buffers", index)
+                self.buffers[f"{self.shape.layer_prefix}{place}.{name}"] = Tensor(shape, dtype)
+        tape.segment("buffers")
+        for name, shape, dtype in family.buffers(self.shape.traits, self.dtype):
+            self.buffers[name] = Tensor(shape, dtype)
 
     def _packed_bytes(self) -> int:
         """caching_allocator_warmup (transformers/modeling_utils.py): parameters at their packed size, and buffers."""
@@ -170,6 +174,8 @@ class _Run:
         family = DECODERS[self.shape.model_type]
         buffers = family.buffers(self.shape.traits, self.dtype)
         total = sum(numel(shape) * ITEM_BYTES[dtype] for _, shape, dtype in buffers)
+        in_layers = family.layer_buffers(self.shape.traits, self.dtype)
+        total += self.shape.num_layers * sum(numel(shape) * ITEM_BYTES[dtype] for _, shape, dtype in in_layers)
         for _, spec in self.shape.parameters():
             total += spec.num_elements // 2 if spec.role == "linear" else spec.num_elements * item
         return total

@@ -2,7 +2,7 @@
 
 from foretune.memory.decoder import Decoder
 from foretune.memory.families.classic import FalconDecoder, Gpt2Decoder, GptNeoxDecoder
-from foretune.memory.families.classic_more import GptBigCodeDecoder
+from foretune.memory.families.classic_more import CodeGenDecoder, GptBigCodeDecoder, GptjDecoder, PersimmonDecoder
 from foretune.memory.families.dense import (
     GraniteDecoder,
     HyperClovaXDecoder,
@@ -34,6 +34,7 @@ from foretune.memory.families.dense_pairs import (
     GlmDecoder,
     HeliumDecoder,
 )
+from foretune.memory.families.fairseq import OptDecoder, XglmDecoder
 from foretune.memory.families.gemma import Gemma2Decoder, Gemma3Decoder, GemmaDecoder
 from foretune.memory.families.llama import (
     LlamaDecoder,
@@ -43,6 +44,7 @@ from foretune.memory.families.llama import (
     Qwen2Decoder,
     Qwen3Decoder,
 )
+from foretune.memory.families.scores import BloomDecoder, GptNeoDecoder, MptDecoder
 
 __all__ = ["DECODERS"]
 
@@ -50,6 +52,8 @@ DECODERS: dict[str, type[Decoder]] = {
     "apertus": ApertusDecoder,
     "arcee": ArceeDecoder,
     "bitnet": BitNetDecoder,
+    "bloom": BloomDecoder,
+    "codegen": CodeGenDecoder,
     "cohere": CohereDecoder,
     "cohere2": Cohere2Decoder,
     "cwm": CwmDecoder,
@@ -64,7 +68,9 @@ DECODERS: dict[str, type[Decoder]] = {
     "glm4": Glm4Decoder,
     "gpt2": Gpt2Decoder,
     "gpt_bigcode": GptBigCodeDecoder,
+    "gpt_neo": GptNeoDecoder,
     "gpt_neox": GptNeoxDecoder,
+    "gptj": GptjDecoder,
     "granite": GraniteDecoder,
     "helium": HeliumDecoder,
     "hunyuan_v1_dense": HunYuanDecoder,
@@ -75,11 +81,14 @@ DECODERS: dict[str, type[Decoder]] = {
     "ministral": MinistralDecoder,
     "ministral3": Ministral3Decoder,
     "mistral": MistralDecoder,
+    "mpt": MptDecoder,
     "nanochat": NanoChatDecoder,
     "nemotron": NemotronDecoder,
     "olmo": OlmoDecoder,
     "olmo2": Olmo2Decoder,
     "olmo3": Olmo3Decoder,
+    "opt": OptDecoder,
+    "persimmon": PersimmonDecoder,
     "phi": PhiDecoder,
     "phi3": Phi3Decoder,
     "qwen2": Qwen2Decoder,
@@ -88,5 +97,6 @@ DECODERS: dict[str, type[Decoder]] = {
     "smollm3": Qwen2Decoder,
     "stablelm": StableLmDecoder,
     "starcoder2": Starcoder2Decoder,
+    "xglm": XglmDecoder,
 }
 """A family that is not listed has no program and is refused by name."""
