@@ -1,9 +1,10 @@
 """Activations of several kernels (transformers/activations.py, and Bloom's own)."""
 
-from foretune.memory.ops import add, add_scalar, mul, relu, scale, square, tanh
+from foretune.memory.ops import add, add_scalar, like, mul, relu, scale, square, tanh
+from foretune.memory.rare_ops import expm1, minimum, softplus, sub, where
 from foretune.memory.tape import Grads, Node, Tensor, attach, current, node_for
 
-__all__ = ["bloom_gelu", "relu_squared"]
+__all__ = ["Xielu", "bloom_gelu", "relu_squared"]
 
 
 def relu_squared(input: Tensor) -> Tensor:
@@ -42,3 +43,22 @@ def bloom_gelu(input: Tensor) -> Tensor:
     out = _bloom_gelu_forward(input)
     tape.is_grad_enabled = before
     return attach(node, out)
+
+
+class Xielu:
+    """XIELUActivation in torch's operators: two learned numbers, and two in buffers."""
+
+    def __init__(self, alpha_p: Tensor, alpha_n: Tensor, beta: Tensor, eps: Tensor) -> None:
+        self.alpha_p, self.alpha_n, self.beta, self.eps = alpha_p, alpha_n, beta, eps
+
+    def __call__(self, input: Tensor) -> Tensor:
+        return self._xielu_python(input)
+
+    def _xielu_python(self, x: Tensor) -> Tensor:
+        alpha_p = softplus(self.alpha_p)
+        alpha_n = add(self.beta, softplus(self.alpha_n))
+        return where(
+            like(x, "bool"),
+            add(mul(mul(alpha_p, x), x), mul(self.beta, x)),
+            add(mul(sub(expm1(minimum(x, self.eps)), x), alpha_n), mul(self.beta, x)),
+        )

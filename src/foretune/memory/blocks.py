@@ -151,7 +151,7 @@ class Linear4bit:
             grad = grads[0]
             assert grad is not None
             weight = self._dequantize(grad.dtype)
-            return [ops.fold_mm(grad, weight, grad.shape[:-1])]
+            return [ops.frozen_mm(grad, weight)]
 
         node = node_for(formula, x)
         tape = current()

@@ -49,6 +49,8 @@ class Decoder:
     """The class keeps the mask's arguments in a dictionary of its own (mask_kwargs)."""
     scales_logits: ClassVar[bool] = False
     """The class multiplies or divides its logits by a number (granite, cohere)."""
+    own_activations: ClassVar[frozenset[str]] = frozenset()
+    """Activations beyond blocks.ACTIVATIONS: with parameters of their own."""
     embedding_name: ClassVar[str] = "model.embed_tokens.weight"
     final_norm_name: ClassVar[str] = "model.norm"
 

@@ -40,6 +40,7 @@ __all__ = [
     "expand",
     "flash_attention",
     "fold_mm",
+    "frozen_mm",
     "gather_one",
     "gelu",
     "layer_norm",
@@ -510,6 +511,15 @@ def fold_mm(x: Tensor, w: Tensor, rows: Shape) -> Tensor:
     out = view(out, *rows, w.shape[1])
     out.is_view = False  # _unsafe_view: it does not hold a base, so the engine may add to it in place
     return out
+
+
+def frozen_mm(x: Tensor, w: Tensor) -> Tensor:
+    """x @ w where nothing wants a gradient: what cannot be folded without a copy becomes a batched product
+    (should_fold in aten/src/ATen/native/LinearAlgebra.cpp)."""
+    rows = x.shape[:-1]
+    if view_strides(x.shape, x.strides, (numel(rows), x.shape[-1])) is None:
+        return product((*rows, w.shape[1]), x.dtype)
+    return fold_mm(x, w, rows)
 
 
 def bmm(a: Tensor, b: Tensor) -> Tensor:

@@ -5,7 +5,19 @@ from foretune.memory.layout import Shape, iterator_strides
 from foretune.memory.ops import like, product
 from foretune.memory.tape import Grads, Node, Tensor, attach, current, like_iterator, node_for
 
-__all__ = ["baddbmm", "clamp", "masked_fill", "maximum", "select", "where"]
+__all__ = [
+    "baddbmm",
+    "clamp",
+    "expm1",
+    "masked_fill",
+    "maximum",
+    "minimum",
+    "scale_in_place",
+    "select",
+    "softplus",
+    "sub",
+    "where",
+]
 
 
 def _grad(grads: Grads) -> Tensor:
@@ -60,7 +72,7 @@ def masked_fill(t: Tensor, mask: Tensor) -> Tensor:
 
 
 def maximum(t: Tensor, other: Tensor) -> Tensor:
-    """max(t, other) with a number on the device: n*s; saves both; backward compares, halves, chooses and fills."""
+    """max(t, other), other a number on the device: n*s; saves both; backward compares, halves, chooses and fills."""
 
     def formula(grads: Grads, node: Node, number: Tensor, saved: Tensor) -> Grads:
         grad = _grad(grads)
@@ -75,6 +87,38 @@ def maximum(t: Tensor, other: Tensor) -> Tensor:
     if node:
         node.save(other, t)
     return attach(node, like(t))
+
+
+def minimum(t: Tensor, other: Tensor) -> Tensor:
+    """As maximum."""
+    return maximum(t, other)
+
+
+def softplus(t: Tensor) -> Tensor:
+    """n*s; saves the input; backward n*s."""
+    node = node_for(lambda grads, node, saved: (like_iterator(_grad(grads), saved),), t)
+    if node:
+        node.save(t)
+    return attach(node, like(t))
+
+
+def expm1(t: Tensor) -> Tensor:
+    """n*s; saves the result; backward adds one and multiplies (two n*s, one dies at once)."""
+
+    def formula(grads: Grads, node: Node, result: Tensor) -> Grads:
+        return [like_iterator(_grad(grads), like(result))]
+
+    node = node_for(formula, t)
+    out = like(t)
+    if node:
+        node.save(out.detach())
+    return attach(node, out)
+
+
+def scale_in_place(t: Tensor) -> Tensor:
+    """t *= number, t /= number: nothing; backward n*s."""
+    node = node_for(lambda grads, node: (like(_grad(grads)),), t)
+    return attach(node, t.detach()) if node else t
 
 
 def baddbmm(t: Tensor, batch1: Tensor, batch2: Tensor) -> Tensor:
@@ -108,3 +152,13 @@ def clamp(t: Tensor) -> Tensor:
     if node:
         node.save(t)
     return attach(node, like(t))
+
+
+def _sub_grad(grads: Grads, node: Node) -> Grads:
+    other = like(grads[0]) if node.edges[1] and grads[0] is not None else None
+    return [grads[0], other]
+
+
+def sub(a: Tensor, b: Tensor) -> Tensor:
+    """n*s in the promoted dtype; backward n*s for b (then the engine's sum to a broadcast shape)."""
+    return attach(node_for(_sub_grad, a, b), like_iterator(a, b))
