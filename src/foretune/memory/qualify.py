@@ -114,9 +114,6 @@ def _shape_problems(config: TrainingConfig, shape: ModelShape) -> list[Problem]:
     if shape.refuses_sdpa and config.attention == "sdpa":
         text = f"attention is sdpa, but {shape.id} can cap its attention scores, and Transformers refuses sdpa for it."
         problems.append(Problem(text, "Set attention: eager.", None, "attention"))
-    if family == "falcon" and (traits.rotary_dim is None or config.attention == "eager"):
-        what = "Falcon with alibi" if traits.rotary_dim is None else "Falcon with eager attention"
-        problems.append(Problem(f"{shape.id}: {what} is not estimated yet.", "Choose another model.", None, "model.id"))
     if traits.num_heads and traits.num_kv_heads and traits.num_heads % traits.num_kv_heads:
         text = f"{shape.id}: {traits.num_heads} heads cannot share {traits.num_kv_heads} key/value heads evenly."
         problems.append(Problem(text, "Check num_attention_heads and num_key_value_heads.", None, "model.id"))

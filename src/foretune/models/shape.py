@@ -95,6 +95,8 @@ class DecoderTraits(Value, frozen=True, kw_only=True):
     layer), sines (GPT-J, CodeGen, XGLM), linear biases (MPT)."""
     clips_projections: bool = False
     """Queries, keys and values are clamped (OLMo's and MPT's clip_qkv)."""
+    has_grouped_projection: bool = False
+    """The fused projection holds each group's queries, key and value together (Falcon's `new_decoder_architecture`)."""
     num_experts: Size | None = None
     experts_per_token: Size | None = None
     embedding_dropout: float = 0.0

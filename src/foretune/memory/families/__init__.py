@@ -1,7 +1,7 @@
 """The decoder families whose layers are written, by Transformers' model_type."""
 
 from foretune.memory.decoder import Decoder
-from foretune.memory.families.classic import FalconDecoder, Gpt2Decoder, GptNeoxDecoder
+from foretune.memory.families.classic import Gpt2Decoder, GptNeoxDecoder
 from foretune.memory.families.classic_more import CodeGenDecoder, GptBigCodeDecoder, GptjDecoder, PersimmonDecoder
 from foretune.memory.families.dense import (
     GraniteDecoder,
@@ -35,6 +35,7 @@ from foretune.memory.families.dense_pairs import (
     HeliumDecoder,
 )
 from foretune.memory.families.fairseq import OptDecoder, XglmDecoder
+from foretune.memory.families.falcon import FalconDecoder
 from foretune.memory.families.gemma import Gemma2Decoder, Gemma3Decoder, GemmaDecoder
 from foretune.memory.families.llama import (
     LlamaDecoder,
@@ -45,6 +46,7 @@ from foretune.memory.families.llama import (
     Qwen3Decoder,
 )
 from foretune.memory.families.scores import BloomDecoder, GptNeoDecoder, MptDecoder
+from foretune.models import REMOTE_CODE_TYPES
 
 __all__ = ["DECODERS"]
 
@@ -100,3 +102,5 @@ DECODERS: dict[str, type[Decoder]] = {
     "xglm": XglmDecoder,
 }
 """A family that is not listed has no program and is refused by name."""
+
+DECODERS.update({remote: DECODERS[known] for remote, known in REMOTE_CODE_TYPES.items() if known in DECODERS})

@@ -234,6 +234,7 @@ def falcon(c: Fields) -> Decoder:
         activation="activation",
         intermediate_size=width,
         has_parallel_residual=is_new or is_parallel,
+        has_grouped_projection=is_new,
         dropouts=_HIDDEN_DROPOUT,
     )
     return decoder(
