@@ -16,7 +16,7 @@ from foretune.memory.interval import intervals_around
 from foretune.memory.kernels import CUDNN_MAX_WIDTHS, MAX_MICROSTEPS, SORTED_FROM_TOKENS, AttentionKernels
 from foretune.memory.overhead import context_bytes, host_need
 from foretune.memory.stack import StackProfile
-from foretune.models import ModelShape, Projection, lora_parameters, resolve_targets
+from foretune.models import REMOTE_CODE_TYPES, ModelShape, Projection, lora_parameters, resolve_targets
 
 __all__ = ["ESTIMATOR_VERSION", "Figures", "assemble", "facts_of", "figures_of", "kernels_for", "kernels_of"]
 
@@ -207,6 +207,11 @@ def _assumptions(
     texts = [f"Every row has {batch.sequence_length:,} tokens, padded where it is shorter."]
     if device is None or device.compute_capability is None:
         texts.append("The device's compute capability is taken to be 8.0 or later, on Linux.")
+    if shape.model_type in REMOTE_CODE_TYPES:
+        stand_in = REMOTE_CODE_TYPES[shape.model_type]
+        texts.append(
+            f"Transformers has no class for {shape.model_type}: its program is taken to be that of {stand_in}."
+        )
     if batch.accumulation_steps > MAX_MICROSTEPS:
         texts.append(f"Of {batch.accumulation_steps:,} microsteps three are replayed; the others repeat the second.")
     if shape.max_positions is not None and batch.sequence_length > shape.max_positions:

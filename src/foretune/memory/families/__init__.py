@@ -1,8 +1,8 @@
 """The decoder families whose layers are written, by Transformers' model_type."""
 
 from foretune.memory.decoder import Decoder
-from foretune.memory.families.classic import FalconDecoder, Gpt2Decoder, GptNeoxDecoder
-from foretune.memory.families.classic_more import GptBigCodeDecoder
+from foretune.memory.families.classic import Gpt2Decoder, GptNeoxDecoder
+from foretune.memory.families.classic_more import CodeGenDecoder, GptBigCodeDecoder, GptjDecoder, PersimmonDecoder
 from foretune.memory.families.delta import Qwen3NextDecoder, Qwen35Decoder
 from foretune.memory.families.dense import (
     GraniteDecoder,
@@ -35,6 +35,8 @@ from foretune.memory.families.dense_pairs import (
     GlmDecoder,
     HeliumDecoder,
 )
+from foretune.memory.families.fairseq import OptDecoder, XglmDecoder
+from foretune.memory.families.falcon import FalconDecoder
 from foretune.memory.families.gemma import Gemma2Decoder, Gemma3Decoder, GemmaDecoder
 from foretune.memory.families.hybrid import Lfm2Decoder
 from foretune.memory.families.llama import (
@@ -60,7 +62,9 @@ from foretune.memory.families.moe_more import (
     HunYuanMoeDecoder,
 )
 from foretune.memory.families.moe_shared import Dots1Decoder, ExaoneMoeDecoder, Glm4MoeDecoder, SolarOpenDecoder
+from foretune.memory.families.scores import BloomDecoder, GptNeoDecoder, MptDecoder
 from foretune.memory.families.statespace import GraniteHybridDecoder
+from foretune.models import REMOTE_CODE_TYPES
 
 __all__ = ["DECODERS"]
 
@@ -68,6 +72,8 @@ DECODERS: dict[str, type[Decoder]] = {
     "apertus": ApertusDecoder,
     "arcee": ArceeDecoder,
     "bitnet": BitNetDecoder,
+    "bloom": BloomDecoder,
+    "codegen": CodeGenDecoder,
     "cohere": CohereDecoder,
     "cohere2": Cohere2Decoder,
     "cwm": CwmDecoder,
@@ -87,7 +93,9 @@ DECODERS: dict[str, type[Decoder]] = {
     "glm4_moe": Glm4MoeDecoder,
     "gpt2": Gpt2Decoder,
     "gpt_bigcode": GptBigCodeDecoder,
+    "gpt_neo": GptNeoDecoder,
     "gpt_neox": GptNeoxDecoder,
+    "gptj": GptjDecoder,
     "granite": GraniteDecoder,
     "granitemoe": GraniteMoeDecoder,
     "granitemoeshared": GraniteMoeSharedDecoder,
@@ -105,12 +113,15 @@ DECODERS: dict[str, type[Decoder]] = {
     "ministral3": Ministral3Decoder,
     "mistral": MistralDecoder,
     "mixtral": MixtralDecoder,
+    "mpt": MptDecoder,
     "nanochat": NanoChatDecoder,
     "nemotron": NemotronDecoder,
     "olmo": OlmoDecoder,
     "olmo2": Olmo2Decoder,
     "olmo3": Olmo3Decoder,
     "olmoe": OlmoeDecoder,
+    "opt": OptDecoder,
+    "persimmon": PersimmonDecoder,
     "phi": PhiDecoder,
     "phi3": Phi3Decoder,
     "qwen2": Qwen2Decoder,
@@ -124,5 +135,8 @@ DECODERS: dict[str, type[Decoder]] = {
     "solar_open": SolarOpenDecoder,
     "stablelm": StableLmDecoder,
     "starcoder2": Starcoder2Decoder,
+    "xglm": XglmDecoder,
 }
 """A family that is not listed has no program and is refused by name."""
+
+DECODERS.update({remote: DECODERS[known] for remote, known in REMOTE_CODE_TYPES.items() if known in DECODERS})
