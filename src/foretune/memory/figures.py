@@ -66,7 +66,8 @@ def _peak_phase(program: Program, result: Replay) -> str:
 
 def facts_of(config: TrainingConfig, shape: ModelShape) -> Facts:
     """Count what is trained, adapted and quantized. Raises ConfigError for unknown LoRA targets."""
-    adapted = () if config.lora is None else resolve_targets(shape, config.lora.targets)
+    lora = config.lora
+    adapted = () if lora is None else resolve_targets(shape, lora.targets, lora.modules_to_save)
     trainable = shape.text_params if config.lora is None else lora_parameters(adapted, config.lora.rank)
     if config.lora is not None:
         trainable += _trained_beside(config.lora, shape, adapted)

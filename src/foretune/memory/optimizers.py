@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from foretune.contract import OptimizerSettings
 from foretune.memory.kernels import foreach_norm_workspace
 from foretune.memory.layout import numel
-from foretune.memory.tape import ITEM_BYTES, Storage, Tensor, current
+from foretune.memory.tape import ITEM_BYTES, Storage, Tensor, current, promote
 
 __all__ = ["Optimizer", "clip_gradients", "make_optimizer"]
 
@@ -59,17 +59,41 @@ class _Optimizer:
         tape.segment("zero end")
 
 
-def _temporary_of_gradients(trained: Parameters, kind: str) -> None:
-    """A foreach operator's results: one tensor a parameter, all alive together, freed from the last."""
-    tape, results = current(), []
+def _by_dtype(trained: Parameters) -> Sequence[Parameters]:
+    """Group parameters as torch's foreach functions do (_group_tensors_by_device_and_dtype), whose table yields the
+    dtype that it met last first."""
+    groups: dict[str, list[tuple[int | None, Tensor]]] = {}
     for layer, p in trained:
-        tape.segment(kind, layer)
-        results.append(Tensor(p.shape, p.dtype))
-    tape.segment(f"{kind} end")
-    while results:
-        tape.segment(f"{kind} free", trained[len(results) - 1][0])
-        results.pop()
+        groups.setdefault(p.dtype, []).append((layer, p))
+    return list(groups.values())[::-1]
+
+
+def _temporary_of_gradients(trained: Parameters, kind: str, *, until_the_next: bool) -> None:
+    """A foreach operator's results: one tensor a parameter, all of a dtype alive together, freed from the last: when
+    the next dtype's are there, or before they are made."""
+    tape = current()
+    held: list[tuple[int | None, Tensor]] = []
+    for group in _by_dtype(trained):
+        if not until_the_next:
+            _free_from_the_last(held, kind)
+        results = []
+        for layer, p in group:
+            tape.segment(f"{kind} {p.dtype}", layer)
+            results.append((layer, Tensor(p.shape, p.dtype)))
+        tape.segment(f"{kind} end")
+        _free_from_the_last(held, kind)
+        held = results
+        del results
+    _free_from_the_last(held, kind)
     tape.segment("update")
+
+
+def _free_from_the_last(results: list[tuple[int | None, Tensor]], kind: str) -> None:
+    while results:
+        layer, result = results[-1]
+        current().segment(f"{kind} free {result.dtype}", layer)
+        del result
+        results.pop()
 
 
 class AdamwForeach(_Optimizer):
@@ -80,7 +104,7 @@ class AdamwForeach(_Optimizer):
         return Tensor(p.shape, p.dtype), Tensor(p.shape, p.dtype)
 
     def update(self, trained: Parameters) -> None:
-        _temporary_of_gradients(trained, "roots")
+        _temporary_of_gradients(trained, "roots", until_the_next=True)
 
 
 class AdamwFused(_Optimizer):
@@ -123,7 +147,7 @@ class Sgd(_Optimizer):
 
     def update(self, trained: Parameters) -> None:
         if self.is_foreach and self.has_decay:
-            _temporary_of_gradients(trained, "decay")
+            _temporary_of_gradients(trained, "decay", until_the_next=False)
 
 
 def make_optimizer(settings: OptimizerSettings, parameters: Parameters) -> Optimizer:
@@ -151,21 +175,21 @@ def clip_gradients(parameters: Parameters, num_standing_for: Mapping[int, int]) 
     trained = [(layer, p) for layer, p in parameters if p.grad is not None]
     if not trained:
         return
-    num_gradients = sum(1 if layer is None else num_standing_for[layer] for layer, _ in trained)
-    partial = Storage(foreach_norm_workspace(num_gradients, max(numel(p.shape) for _, p in trained)))
-    norms = []
-    for layer, p in trained:
-        tape.segment("norms", layer)
-        norms.append(Tensor((), p.dtype))
-    tape.segment("norms end")
-    del partial
-    dtype = norms[0].dtype
+    num_gradients, norms = 0, []
+    for group in _by_dtype(trained):
+        num_in_group = sum(1 if layer is None else num_standing_for[layer] for layer, _ in group)
+        partial = Storage(foreach_norm_workspace(num_in_group, max(numel(p.shape) for _, p in group)))
+        for layer, p in group:
+            tape.segment(f"norms {p.dtype}", layer)
+            norms.append((layer, Tensor((), p.dtype)))
+        tape.segment("norms end")
+        del partial
+        num_gradients += num_in_group
+    dtype = promote(*[norm.dtype for _, norm in norms])
     stacked = Tensor((num_gradients,), dtype)
     total = Tensor((), dtype)
     del stacked
-    while norms:
-        tape.segment("norms free", trained[len(norms) - 1][0])
-        norms.pop()
+    _free_from_the_last(norms, "norms")
     tape.segment("clip")
     shifted = Tensor((), dtype)
     inverse = Tensor((), dtype)

@@ -115,6 +115,7 @@ class _Run:
         self.parameters: dict[str, Tensor] = {}
         self.quantized: dict[str, Any] = {}
         self.adapters: dict[str, Adapter] = {}
+        self.saved: set[str] = set()
         self.kept: list[Any] = []
         self.quantizer = self._quantizer()
         self._load()
@@ -203,9 +204,23 @@ class _Run:
                     if lora.use_dora:
                         adapter.measure(self._base(name, Linear if projection.is_quantizable else Conv1d))
                     self.adapters[name] = adapter
+        self._save_modules(lora.modules_to_save)
         self._cast_adapters(TAPE_DTYPES[config.precision.adapter_dtype])
         tape.component = "weights"
         tape.segment("adapters end")
+
+    def _save_modules(self, names: tuple[str, ...]) -> None:
+        """PEFT trains a copy of each module whose name ends so, and keeps the original (ModulesToSaveWrapper)."""
+        if not names:
+            return
+        for name, layer, _, _ in self.order:
+            if name.rpartition(".")[0].endswith(names):
+                self.tape.segment("saved", layer)
+                parameter = self.parameters[name]
+                self.kept.append(parameter)
+                self.parameters[name] = Tensor(parameter.shape, parameter.dtype, parameter.strides, needs_grad=True)
+                self.saved.add(name)
+        self.tape.segment("saved end")
 
     def _cast_adapters(self, dtype: str) -> None:
         """PEFT makes adapters in the base's dtype and casts them once all are there (cast_adapter_dtype)."""
@@ -266,13 +281,12 @@ class _Run:
         return head(lambda input_ids: decoder(input_ids, options), weight, bias, has_softcap=has_softcap)
 
     def _trainable(self) -> Iterable[tuple[int | None, Tensor]]:
-        if self.config.lora is None:
-            for name, layer, _, _ in self.order:
+        for name, layer, _, _ in self.order:
+            if self.config.lora is None or name in self.saved:
                 yield layer, self.parameters[name]
-            return
-        for name, adapter in self.adapters.items():
-            for parameter in adapter.parameters():
-                yield self._index_in(name), parameter
+            elif name.endswith(".weight") and name.removesuffix(".weight") in self.adapters:
+                for parameter in self.adapters[name.removesuffix(".weight")].parameters():
+                    yield layer, parameter
 
     # -- updates
     def train(self, num_updates: int) -> None:
