@@ -68,24 +68,14 @@ def _by_dtype(trained: Parameters) -> Sequence[Parameters]:
     return list(groups.values())[::-1]
 
 
-def _temporary_of_gradients(trained: Parameters, kind: str, *, until_the_next: bool) -> None:
-    """A foreach operator's results: one tensor a parameter, all of a dtype alive together, freed from the last: when
-    the next dtype's are there, or before they are made."""
-    tape = current()
-    held: list[tuple[int | None, Tensor]] = []
-    for group in _by_dtype(trained):
-        if not until_the_next:
-            _free_from_the_last(held, kind)
-        results = []
-        for layer, p in group:
-            tape.segment(f"{kind} {p.dtype}", layer)
-            results.append((layer, Tensor(p.shape, p.dtype)))
-        tape.segment(f"{kind} end")
-        _free_from_the_last(held, kind)
-        held = results
-        del results
-    _free_from_the_last(held, kind)
-    tape.segment("update")
+def _of_each(group: Parameters, kind: str) -> list[tuple[int | None, Tensor]]:
+    """A foreach operator's results: a tensor like each parameter, all alive together."""
+    results = []
+    for layer, p in group:
+        current().segment(f"{kind} {p.dtype}", layer)
+        results.append((layer, Tensor(p.shape, p.dtype)))
+    current().segment(f"{kind} end")
+    return results
 
 
 def _free_from_the_last(results: list[tuple[int | None, Tensor]], kind: str) -> None:
@@ -98,13 +88,20 @@ def _free_from_the_last(results: list[tuple[int | None, Tensor]], kind: str) -> 
 
 class AdamwForeach(_Optimizer):
     """torch's foreach AdamW (torch/optim/adam.py, _multi_tensor_adam): two states of the parameter's dtype each;
-    square roots of all second moments alive together."""
+    square roots of all second moments of a dtype alive together, until those of the next are there."""
 
     def make_states(self, p: Tensor) -> Any:
         return Tensor(p.shape, p.dtype), Tensor(p.shape, p.dtype)
 
     def update(self, trained: Parameters) -> None:
-        _temporary_of_gradients(trained, "roots", until_the_next=True)
+        roots: list[tuple[int | None, Tensor]] = []
+        for group in _by_dtype(trained):
+            results = _of_each(group, "roots")
+            _free_from_the_last(roots, "roots")
+            roots = results
+        del results
+        _free_from_the_last(roots, "roots")
+        current().segment("update")
 
 
 class AdamwFused(_Optimizer):
@@ -135,19 +132,38 @@ class Adamw8bit(_Optimizer):
         return states + [Tensor((-(-n // 256),), "f32") for _ in range(2)]
 
 
-class Sgd(_Optimizer):
-    """torch's SGD: no state, or with momentum one each, cloned from the first gradient."""
+class SgdFused(_Optimizer):
+    """torch's fused SGD: no state, or with momentum one each."""
 
-    def __init__(self, parameters: Parameters, *, has_momentum: bool, is_foreach: bool, has_decay: bool) -> None:
+    def __init__(self, parameters: Parameters, *, has_momentum: bool) -> None:
         super().__init__(parameters)
-        self.has_momentum, self.is_foreach, self.has_decay = has_momentum, is_foreach, has_decay
+        self.has_momentum = has_momentum
 
     def make_states(self, p: Tensor) -> Any:
         return Tensor(p.shape, p.dtype) if self.has_momentum else ()
 
-    def update(self, trained: Parameters) -> None:
-        if self.is_foreach and self.has_decay:
-            _temporary_of_gradients(trained, "decay", until_the_next=False)
+
+class SgdForeach(SgdFused):
+    """torch's foreach SGD (torch/optim/sgd.py, _multi_tensor_sgd), one dtype after the other: gradients with the decay
+    added, which momentum is cloned from in the first step."""
+
+    def __init__(self, parameters: Parameters, *, has_momentum: bool, has_decay: bool) -> None:
+        super().__init__(parameters, has_momentum=has_momentum)
+        self.has_decay = has_decay
+
+    def step(self) -> None:
+        tape = current()
+        before, tape.component = tape.component, "optimizer states"
+        for group in _by_dtype([(layer, p) for layer, p in self.parameters if p.grad is not None]):
+            decayed = _of_each(group, "decay") if self.has_decay else []
+            for layer, p in group:
+                if id(p) not in self.states:
+                    tape.segment(f"states {p.dtype}", layer)
+                    self.states[id(p)] = self.make_states(p)
+            tape.segment("states end")
+            _free_from_the_last(decayed, "decay")
+        tape.segment("update")
+        tape.component = before
 
 
 def make_optimizer(settings: OptimizerSettings, parameters: Parameters) -> Optimizer:
@@ -156,12 +172,9 @@ def make_optimizer(settings: OptimizerSettings, parameters: Parameters) -> Optim
     if settings.name in ("adamw_8bit", "paged_adamw_8bit"):
         return Adamw8bit(parameters, is_paged=settings.name == "paged_adamw_8bit")
     if settings.name == "sgd":
-        return Sgd(
-            parameters,
-            has_momentum=settings.momentum > 0,
-            is_foreach=not is_fused,
-            has_decay=settings.weight_decay > 0,
-        )
+        if is_fused:
+            return SgdFused(parameters, has_momentum=settings.momentum > 0)
+        return SgdForeach(parameters, has_momentum=settings.momentum > 0, has_decay=settings.weight_decay > 0)
     return AdamwFused(parameters) if is_fused else AdamwForeach(parameters)
 
 
