@@ -216,11 +216,17 @@ class _Run:
         for name, layer, _, _ in self.order:
             if name.rpartition(".")[0].endswith(names):
                 self.tape.segment("saved", layer)
-                parameter = self.parameters[name]
-                self.kept.append(parameter)
-                self.parameters[name] = Tensor(parameter.shape, parameter.dtype, parameter.strides, needs_grad=True)
+                self._copy(self.parameters, name, needs_grad=True)
                 self.saved.add(name)
+                if "embed_scale" in self.buffers and name == DECODERS[self.shape.model_type].embedding_name:
+                    self._copy(self.buffers, "embed_scale")
         self.tape.segment("saved end")
+
+    def _copy(self, among: dict[str, Tensor], name: str, *, needs_grad: bool = False) -> None:
+        """Put a copy in a tensor's place, which is kept."""
+        original = among[name]
+        self.kept.append(original)
+        among[name] = Tensor(original.shape, original.dtype, original.strides, needs_grad=needs_grad)
 
     def _cast_adapters(self, dtype: str) -> None:
         """PEFT makes adapters in the base's dtype and casts them once all are there (cast_adapter_dtype)."""
