@@ -79,9 +79,6 @@ def setting_problems(config: TrainingConfig, stack: StackProfile, verb: str) -> 
         text = f"loss is {config.loss}: the stack {stack.name} has a loss of its own."
         problems.append(Problem(text, "Set loss: stock, or take the stack foretune.", None, "loss"))
     lora = config.lora
-    if lora is not None and lora.modules_to_save and verb == "estimated":
-        text = "lora.modules_to_save: a module trained whole beside adapters is not estimated yet."
-        problems.append(Problem(text, "Leave it empty, or trace it.", None, "lora.modules_to_save"))
     is_4bit = config.quantization is not None and config.quantization.scheme == "nf4"
     if lora is not None and lora.use_dora and is_4bit and not stack.copies_code_tables:
         text = f"lora.use_dora is true: DoRA on a 4-bit base is not {verb} yet for the stack {stack.name}."
