@@ -35,8 +35,10 @@ __all__ = [
     "gather_rows",
     "grouped_product",
     "masked_fill",
+    "max_last",
     "sigmoid",
     "sort",
+    "subtract",
     "sum_over",
     "top_k",
 ]
@@ -62,6 +64,22 @@ def top_k(t: Tensor, k: int) -> tuple[Tensor, Tensor]:
     if node:
         node.save(indices)
     return attach(node, values), indices
+
+
+def max_last(t: Tensor) -> tuple[Tensor, Tensor]:
+    """max(-1, keepdim): values (n*s) and indices (8n); saves and computes as top_k."""
+    return top_k(t, 1)
+
+
+def subtract(a: Tensor, b: Tensor) -> Tensor:
+    """a - b: n*s; backward passes the gradient on to a, and negated to b (n*s)."""
+
+    def formula(grads: Grads, node: Node) -> Grads:
+        grad, (first, second) = _only(grads), node.edges
+        second_grad = like(grad) if second else None
+        return [grad if first else None, second_grad]
+
+    return attach(node_for(formula, a, b), like_iterator(a, b))
 
 
 def sum_over(t: Tensor, dim: int, *, keepdim: bool = False) -> Tensor:
@@ -117,11 +135,11 @@ def clamp(t: Tensor, num_bounds: int = 1) -> Tensor:
     def formula(grads: Grads, node: Node, t: Tensor) -> Grads:
         grad = _only(grads)
         zero = Tensor((), grad.dtype)
-        mask = like(t, "bool")
-        if num_bounds > 1:
-            like(t, "bool")  # the other bound's, which is joined in place
-        out = Tensor(t.shape, grad.dtype, iterator_strides(t.shape, [mask, grad]))
-        del mask, zero
+        masks = [like(t, "bool") for _ in range(num_bounds)]  # the second is joined to the first in place
+        out = Tensor(t.shape, grad.dtype, iterator_strides(t.shape, [masks[0], grad]))
+        while masks:
+            masks.pop()
+        del zero
         return [out]
 
     node = node_for(formula, t)

@@ -104,7 +104,8 @@ def _shape_problems(config: TrainingConfig, shape: ModelShape) -> list[Problem]:
         text = f"{shape.id}: the activation {traits.activation!r} has no known kernels."
         problems.append(Problem(text, f"Known are {', '.join(sorted(ACTIVATIONS))}.", None, "model.id"))
     if shape.refuses_sdpa and config.attention == "sdpa":
-        text = f"attention is sdpa, but {shape.id} can cap its attention scores, and Transformers refuses sdpa for it."
+        what = "has attention sinks" if family == "gpt_oss" else "can cap its attention scores"
+        text = f"attention is sdpa, but {shape.id} {what}, and Transformers refuses sdpa for it."
         problems.append(Problem(text, "Set attention: eager.", None, "attention"))
     if family == "falcon" and (traits.rotary_dim is None or config.attention == "eager"):
         what = "Falcon with alibi" if traits.rotary_dim is None else "Falcon with eager attention"

@@ -156,8 +156,9 @@ class ModelShape(Value, frozen=True, kw_only=True):
 
     @property
     def refuses_sdpa(self) -> bool:
-        """Whether Transformers has no sdpa for it: its class can cap attention scores (Gemma 2), or this one does."""
-        return self.model_type == "gemma2" or self.traits.attention_softcap is not None
+        """Whether Transformers has no sdpa for it: its class can cap attention scores (Gemma 2), or this one does, or
+        it has sinks (gpt-oss)."""
+        return self.model_type in ("gemma2", "gpt_oss") or self.traits.attention_softcap is not None
 
     def parameters(self) -> Iterator[tuple[int | None, ParameterSpec]]:
         """Yield (layer or None, parameter) in module order, once for every layer."""

@@ -35,6 +35,7 @@ from foretune.memory.families.dense_pairs import (
     HeliumDecoder,
 )
 from foretune.memory.families.gemma import Gemma2Decoder, Gemma3Decoder, GemmaDecoder
+from foretune.memory.families.gpt_oss import GptOssDecoder
 from foretune.memory.families.llama import (
     LlamaDecoder,
     MistralDecoder,
@@ -85,6 +86,7 @@ DECODERS: dict[str, type[Decoder]] = {
     "gpt2": Gpt2Decoder,
     "gpt_bigcode": GptBigCodeDecoder,
     "gpt_neox": GptNeoxDecoder,
+    "gpt_oss": GptOssDecoder,
     "granite": GraniteDecoder,
     "granitemoe": GraniteMoeDecoder,
     "granitemoeshared": GraniteMoeSharedDecoder,
