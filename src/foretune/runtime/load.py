@@ -67,9 +67,14 @@ def build_model(config: PretrainedConfig, *, dtype: torch.dtype, device: str, at
 
 
 def decoder_linears(model: nn.Module) -> dict[str, nn.Linear]:
-    """Return the linear layers below a numbered layer: what quantization and adapters may reach."""
+    """Return the linear layers below a numbered layer: what quantization and adapters may reach.
+
+    Routers that are classes over `nn.Linear` (llama4, phimoe) are none of them: they return more than a product, and
+    Transformers passes them over too (integrations/bitsandbytes.py, replace_with_bnb_linear).
+    """
     found = {}
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and any(part.isdigit() for part in name.split(".")):
+        is_linear = isinstance(module, nn.Linear) and not type(module).__name__.endswith("Router")
+        if is_linear and any(part.isdigit() for part in name.split(".")):
             found[name] = module
     return found
