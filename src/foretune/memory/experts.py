@@ -23,11 +23,12 @@ from foretune.memory.ops import (
     unsqueeze,
     view,
 )
-from foretune.memory.tape import ITEM_BYTES, Grads, Node, Tensor, attach, current, like_iterator, node_for
+from foretune.memory.tape import ITEM_BYTES, Formula, Grads, Node, Tensor, attach, current, like_iterator, node_for
 
 __all__ = [
     "Experts",
     "clamp",
+    "clamp_in_place",
     "divide",
     "divide_in_place",
     "gated",
@@ -128,10 +129,7 @@ def divide_in_place(a: Tensor, b: Tensor) -> Tensor:
     return attach(node, a.detach())
 
 
-def clamp(t: Tensor, num_bounds: int = 1) -> Tensor:
-    """clamp by one bound or two: n*s; saves the input; backward n*s, beside a zero and which values were within (n
-    bytes for each bound)."""
-
+def _clamp_grad(num_bounds: int) -> Formula:
     def formula(grads: Grads, node: Node, t: Tensor) -> Grads:
         grad = _only(grads)
         zero = Tensor((), grad.dtype)
@@ -142,10 +140,25 @@ def clamp(t: Tensor, num_bounds: int = 1) -> Tensor:
         del zero
         return [out]
 
-    node = node_for(formula, t)
+    return formula
+
+
+def clamp(t: Tensor, num_bounds: int = 1) -> Tensor:
+    """clamp by one bound or two: n*s; saves the input; backward n*s, beside a zero and which values were within (n
+    bytes for each bound)."""
+    node = node_for(_clamp_grad(num_bounds), t)
     if node:
         node.save(t)
     return attach(node, like(t))
+
+
+def clamp_in_place(t: Tensor, num_bounds: int = 2) -> Tensor:
+    """t keeps its storage; saves a copy of what it was (n*s); backward as clamp."""
+    node = node_for(_clamp_grad(num_bounds), t)
+    if node is None:
+        return t
+    node.save(like(t))
+    return attach(node, t.detach())
 
 
 def gather_last(t: Tensor, index: Tensor) -> Tensor:

@@ -44,9 +44,6 @@ _UNTRACED = frozenset(
         # no causal class for the whole of text and images
         "idefics3", "kimi_k25", "mistral3", "paligemma", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe",
         "smolvlm", "step3p7",
-        # PEFT adapts their stacked experts or routers too, which the counts do not have yet
-        "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4", "ernie4_5_moe", "exaone_moe", "glm4_moe",
-        "glm4_moe_lite", "glm_moe_dsa", "hunyuan_v1_moe", "llama4", "phimoe", "qwen3_next", "solar_open", "zamba2",
     }
 )
 # fmt: on
@@ -97,6 +94,9 @@ def _shape_problems(config: TrainingConfig, shape: ModelShape) -> list[Problem]:
             hint = "`foretune trace` runs the real program instead (it needs: pip install 'foretune[train]')."
         return [Problem(text, hint, None, "model.id")]
     problems = []
+    for key in traits.unwritten:
+        text = f"{shape.id} sets {key}, which is not estimated yet."
+        problems.append(Problem(text, "`foretune trace` runs it.", None, "model.id"))
     if shape.tower_params:
         text = f"{shape.id} has parts beside the language model (vision or audio), which are not estimated yet."
         problems.append(Problem(text, "Use a text-only checkpoint of the family.", None, "model.id"))

@@ -88,6 +88,10 @@ class DecoderTraits(Value, frozen=True, kw_only=True):
     final_softcap: float | None = None
     qk_norm: Literal["head", "full"] | None = None
     """Norm on queries and keys: over each head, or over the whole projection (OLMo2)."""
+    qkv_clip: float | None = None
+    """Queries, keys and values are clamped to this magnitude (OLMo)."""
+    unwritten: tuple[str, ...] = ()
+    """Settings of the config whose effect on memory has no program; the trace runs them."""
     has_parallel_residual: bool = False
     """Attention and MLP read the same input and are added together (GPT-NeoX, Falcon)."""
     causal_buffer: Size | None = None
