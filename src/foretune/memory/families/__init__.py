@@ -59,6 +59,7 @@ from foretune.memory.families.moe_more import (
     HunYuanMoeDecoder,
 )
 from foretune.memory.families.moe_shared import Dots1Decoder, ExaoneMoeDecoder, Glm4MoeDecoder, SolarOpenDecoder
+from foretune.memory.families.phimoe import PhimoeDecoder
 
 __all__ = ["DECODERS"]
 
@@ -110,6 +111,7 @@ DECODERS: dict[str, type[Decoder]] = {
     "olmoe": OlmoeDecoder,
     "phi": PhiDecoder,
     "phi3": Phi3Decoder,
+    "phimoe": PhimoeDecoder,
     "qwen2": Qwen2Decoder,
     "qwen2_moe": Qwen2MoeDecoder,
     "qwen3": Qwen3Decoder,
