@@ -281,6 +281,7 @@ class _Run:
             attention="eager" if self.config.attention == "eager" else "sdpa",
             kernels=kernels,
             prefix=self.shape.layer_prefix,
+            has=lambda name: name in self.parameters or name in self.quantized,
         )
         return DECODERS[self.shape.model_type](modules)
 

@@ -105,6 +105,10 @@ class DecoderTraits(Value, frozen=True, kw_only=True):
     """Groups of heads that share B and C in a Mamba 2 mixer; key heads of a gated delta net."""
     mixer_width: Size | None = None
     """Width of all heads of a Mamba 2 mixer together."""
+    mixer_projection: Size | None = None
+    """Width of a Mamba 2 mixer's input projection."""
+    norms_before_gate: bool = False
+    """A Mamba 2 mixer's norm comes before its gate (Falcon H1)."""
     mixer_chunk: Size | None = None
     """Tokens of one chunk of a Mamba 2 mixer's scan."""
 

@@ -54,13 +54,15 @@ from foretune.memory.families.moe import (
     Qwen3MoeDecoder,
 )
 from foretune.memory.families.moe_shared import Dots1Decoder, ExaoneMoeDecoder, Glm4MoeDecoder, SolarOpenDecoder
-from foretune.memory.families.statespace import GraniteHybridDecoder
+from foretune.memory.families.nemotron_h import NemotronHDecoder
+from foretune.memory.families.statespace import BambaDecoder, FalconH1Decoder, GraniteHybridDecoder
 
 __all__ = ["DECODERS"]
 
 DECODERS: dict[str, type[Decoder]] = {
     "apertus": ApertusDecoder,
     "arcee": ArceeDecoder,
+    "bamba": BambaDecoder,
     "bitnet": BitNetDecoder,
     "cohere": CohereDecoder,
     "cohere2": Cohere2Decoder,
@@ -71,6 +73,7 @@ DECODERS: dict[str, type[Decoder]] = {
     "exaone4": Exaone4Decoder,
     "exaone_moe": ExaoneMoeDecoder,
     "falcon": FalconDecoder,
+    "falcon_h1": FalconH1Decoder,
     "flex_olmo": FlexOlmoDecoder,
     "gemma": GemmaDecoder,
     "gemma2": Gemma2Decoder,
@@ -97,6 +100,7 @@ DECODERS: dict[str, type[Decoder]] = {
     "mixtral": MixtralDecoder,
     "nanochat": NanoChatDecoder,
     "nemotron": NemotronDecoder,
+    "nemotron_h": NemotronHDecoder,
     "olmo": OlmoDecoder,
     "olmo2": Olmo2Decoder,
     "olmo3": Olmo3Decoder,

@@ -269,7 +269,7 @@ class Qwen3NextDecoder(SlidingDecoder):
 
     def make_layer(self, index: int) -> Layer:
         name = f"{self.modules.prefix}{index}"
-        is_linear = self.modules.optional(f"{name}.linear_attn.A_log") is not None
+        is_linear = self.modules.has(f"{name}.linear_attn.A_log")
         mixer: Module
         if is_linear:
             mixer = self.delta_class(self.modules, f"{name}.linear_attn")

@@ -122,7 +122,7 @@ class Lfm2Decoder(SlidingDecoder):
 
     def make_layer(self, index: int) -> Layer:
         name = f"{self.modules.prefix}{index}"
-        is_conv = self.modules.optional(f"{name}.conv.conv.weight") is not None
+        is_conv = self.modules.has(f"{name}.conv.conv.weight")
         operator: Module
         if is_conv:
             operator = Lfm2ShortConv(self.modules, f"{name}.conv")
