@@ -114,6 +114,8 @@ class NemotronHDecoder(BambaDecoder):
     embedding_name = "model.embeddings.weight"
     final_norm_name = "model.norm_f"
     keyword_order = ("attention_mask", "position_ids", "cache")
+    logits_in_32bit = True
+    parameters_in_32bit = frozenset({"mixer.gate.weight"})
 
     count_positions = LlamaDecoder.count_positions
 
