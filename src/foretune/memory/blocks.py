@@ -150,7 +150,7 @@ class Linear4bit:
             grad = grads[0]
             assert grad is not None
             weight = self._dequantize(grad.dtype)
-            return [ops.fold_mm(grad, weight, grad.shape[:-1])]
+            return [_matmul(grad, weight)]
 
         node = node_for(formula, x)
         tape = current()
@@ -182,6 +182,13 @@ class Linear4bit:
         out = Tensor(self.weight.shape, self.storage_dtype)
         del absmax
         return to(out, dtype)
+
+
+def _matmul(x: Tensor, w: Tensor) -> Tensor:
+    """x @ w outside the graph: leading dimensions are folded only where strides allow, else bmm copies nothing
+    (aten/src/ATen/native/LinearAlgebra.cpp, should_fold)."""
+    is_folded = all(x.strides[i] == x.strides[i + 1] * x.shape[i + 1] for i in range(len(x.shape) - 2))
+    return ops.fold_mm(x, w, x.shape[:-1]) if is_folded else product((*x.shape[:-1], w.shape[1]), x.dtype)
 
 
 class LoraLinear:

@@ -36,7 +36,7 @@ from foretune.memory.families.dense_pairs import (
     HeliumDecoder,
 )
 from foretune.memory.families.gemma import Gemma2Decoder, Gemma3Decoder, GemmaDecoder
-from foretune.memory.families.hybrid import Lfm2Decoder
+from foretune.memory.families.hybrid import Lfm2Decoder, Lfm2MoeDecoder
 from foretune.memory.families.llama import (
     LlamaDecoder,
     MistralDecoder,
@@ -87,6 +87,7 @@ DECODERS: dict[str, type[Decoder]] = {
     "granite": GraniteDecoder,
     "granitemoehybrid": GraniteHybridDecoder,
     "lfm2": Lfm2Decoder,
+    "lfm2_moe": Lfm2MoeDecoder,
     "helium": HeliumDecoder,
     "hunyuan_v1_dense": HunYuanDecoder,
     "hyperclovax": HyperClovaXDecoder,
@@ -110,6 +111,7 @@ DECODERS: dict[str, type[Decoder]] = {
     "qwen2": Qwen2Decoder,
     "qwen2_moe": Qwen2MoeDecoder,
     "qwen3": Qwen3Decoder,
+    "qwen3_5_moe_text": Qwen35Decoder,
     "qwen3_5_text": Qwen35Decoder,
     "qwen3_next": Qwen3NextDecoder,
     "qwen3_moe": Qwen3MoeDecoder,
