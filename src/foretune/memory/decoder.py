@@ -29,14 +29,14 @@ class Modules(NamedTuple):
     """A parameter by absolute name."""
     optional: Callable[[str], Tensor | None]
     """A parameter by absolute name, or None."""
+    has: Callable[[str], bool]
+    """Whether there is a linear layer of this absolute name."""
     buffer: Callable[[str], Tensor]
     """A buffer by name, a layer's by absolute name."""
     attention: Literal["sdpa", "eager"]
     kernels: AttentionKernels
     prefix: str
     """Absolute name of the layers up to the index."""
-    has: Callable[[str], bool]
-    """Whether there is a parameter of that absolute name, quantized or not."""
 
 
 class Decoder:
@@ -49,6 +49,8 @@ class Decoder:
     """The order in which the class passes its layers' keywords is the order in which they die."""
     mask_kwargs: ClassVar[bool] = False
     """The class keeps the mask's arguments in a dictionary of its own (mask_kwargs)."""
+    masks_know_positions: ClassVar[bool] = True
+    """The class passes positions to its masks, which look for packed rows in them (not so gpt_oss)."""
     parameters_in_32bit: ClassVar[frozenset[str]] = frozenset()
     """Parameters of a layer that the class makes and keeps in fp32 (_keep_in_fp32_modules_strict)."""
     scales_logits: ClassVar[bool] = False
@@ -112,7 +114,11 @@ class Decoder:
         masks: dict[str, Tensor | None] = {}
         if self.mask_kwargs:
             _mask_kwargs = {"inputs_embeds": inputs_embeds, "position_ids": position_ids}
+            if not self.masks_know_positions:
+                del _mask_kwargs["position_ids"]
         masks = self.masks(run, inputs_embeds)
+        if type(self).rescaled is not Decoder.rescaled:
+            inputs_embeds = hidden_states = self.rescaled(inputs_embeds)
         hidden_states, _late_embeds = self.begin_after_masks(hidden_states, position_ids)
         hidden_states = self.after_masks(hidden_states)
         tables = self.position_tables(hidden_states, position_ids)
@@ -150,6 +156,10 @@ class Decoder:
     def begin(self, inputs_embeds: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return what enters the first layer, and position embeddings that the class's forward holds on to."""
         return inputs_embeds, None
+
+    def rescaled(self, inputs_embeds: Tensor) -> Tensor:
+        """What takes the place of the embeddings once the masks are there (granitemoe)."""
+        return inputs_embeds
 
     def begin_after_masks(self, hidden_states: Tensor, position_ids: Tensor) -> tuple[Tensor, Any]:
         """As `begin`, for classes that make their masks first."""

@@ -8,7 +8,7 @@ expert decides nothing: every array has T*k rows, sorted by expert.
 from collections.abc import Callable
 
 from foretune.memory.blocks import Module, call
-from foretune.memory.layout import Shape, numel
+from foretune.memory.layout import Shape, iterator_strides, numel
 from foretune.memory.ops import (
     add_in_place,
     expand,
@@ -23,10 +23,12 @@ from foretune.memory.ops import (
     unsqueeze,
     view,
 )
-from foretune.memory.tape import ITEM_BYTES, Grads, Node, Tensor, attach, current, like_iterator, node_for
+from foretune.memory.tape import ITEM_BYTES, Formula, Grads, Node, Tensor, attach, current, like_iterator, node_for
 
 __all__ = [
     "Experts",
+    "clamp",
+    "clamp_in_place",
     "divide",
     "divide_in_place",
     "gated",
@@ -34,8 +36,10 @@ __all__ = [
     "gather_rows",
     "grouped_product",
     "masked_fill",
+    "max_last",
     "sigmoid",
     "sort",
+    "subtract",
     "sum_over",
     "top_k",
 ]
@@ -61,6 +65,22 @@ def top_k(t: Tensor, k: int) -> tuple[Tensor, Tensor]:
     if node:
         node.save(indices)
     return attach(node, values), indices
+
+
+def max_last(t: Tensor) -> tuple[Tensor, Tensor]:
+    """max(-1, keepdim): values (n*s) and indices (8n); saves and computes as top_k."""
+    return top_k(t, 1)
+
+
+def subtract(a: Tensor, b: Tensor) -> Tensor:
+    """a - b: n*s; backward passes the gradient on to a, and negated to b (n*s)."""
+
+    def formula(grads: Grads, node: Node) -> Grads:
+        grad, (first, second) = _only(grads), node.edges
+        second_grad = like(grad) if second else None
+        return [grad if first else None, second_grad]
+
+    return attach(node_for(formula, a, b), like_iterator(a, b))
 
 
 def sum_over(t: Tensor, dim: int, *, keepdim: bool = False) -> Tensor:
@@ -107,6 +127,38 @@ def divide_in_place(a: Tensor, b: Tensor) -> Tensor:
         return a
     node.save(b, like(a) if b.needs_grad else None)
     return attach(node, a.detach())
+
+
+def _clamp_grad(num_bounds: int) -> Formula:
+    def formula(grads: Grads, node: Node, t: Tensor) -> Grads:
+        grad = _only(grads)
+        zero = Tensor((), grad.dtype)
+        masks = [like(t, "bool") for _ in range(num_bounds)]  # the second is joined to the first in place
+        out = Tensor(t.shape, grad.dtype, iterator_strides(t.shape, [masks[0], grad]))
+        while masks:
+            masks.pop()
+        del zero
+        return [out]
+
+    return formula
+
+
+def clamp(t: Tensor, num_bounds: int = 1) -> Tensor:
+    """clamp by one bound or two: n*s; saves the input; backward n*s, beside a zero and which values were within (n
+    bytes for each bound)."""
+    node = node_for(_clamp_grad(num_bounds), t)
+    if node:
+        node.save(t)
+    return attach(node, like(t))
+
+
+def clamp_in_place(t: Tensor, num_bounds: int = 2) -> Tensor:
+    """t keeps its storage; saves a copy of what it was (n*s); backward as clamp."""
+    node = node_for(_clamp_grad(num_bounds), t)
+    if node is None:
+        return t
+    node.save(like(t))
+    return attach(node, t.detach())
 
 
 def gather_last(t: Tensor, index: Tensor) -> Tensor:

@@ -67,7 +67,9 @@ def _peak_phase(program: Program, result: Replay) -> str:
 def facts_of(config: TrainingConfig, shape: ModelShape) -> Facts:
     """Count what is trained, adapted and quantized. Raises ConfigError for unknown LoRA targets."""
     adapted = () if config.lora is None else resolve_targets(shape, config.lora.targets)
-    trainable = shape.text_params if config.lora is None else lora_parameters(adapted, config.lora.rank)
+    trainable = (
+        shape.text_params - shape.frozen_params if config.lora is None else lora_parameters(adapted, config.lora.rank)
+    )
     if config.lora is not None:
         trainable += _trained_beside(config.lora, shape, adapted)
     quantized = sum(p.in_features * p.out_features * len(p.layers) for p in shape.projections if p.is_quantizable)

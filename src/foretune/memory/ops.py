@@ -107,7 +107,9 @@ def reshape(t: Tensor, shape: Shape) -> Tensor:
     strides = view_strides(t.shape, t.strides, shape)
     if strides is not None:
         return _view(t, shape, strides)
-    return view(clone(t), *shape)
+    out = view(clone(t), *shape)
+    out.is_view = False  # _unsafe_view: it does not hold a base, so the engine may add to it in place
+    return out
 
 
 def transpose(t: Tensor, a: int, b: int) -> Tensor:

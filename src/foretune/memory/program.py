@@ -9,19 +9,15 @@ from typing import Any, NamedTuple
 
 from foretune.contract import TrainingConfig
 from foretune.memory import ops
-from foretune.memory.blocks import (
-    Linear,
-    Linear4bit,
-    LoraLinear,
-    Module,
-    QuantizedWeight,
-)
+from foretune.memory.adapters import Adapter, DoraLinear, LoraLinear
+from foretune.memory.blocks import Conv1d, Linear, Module
 from foretune.memory.decoder import Decoder, Modules, RunOptions
 from foretune.memory.families import DECODERS
 from foretune.memory.head import HEADS, StockHead
 from foretune.memory.kernels import MAX_MICROSTEPS, NUM_UPDATES, AttentionKernels
 from foretune.memory.layout import numel
 from foretune.memory.optimizers import clip_gradients, make_optimizer
+from foretune.memory.quantized import QuantizedWeight, Quantizer
 from foretune.memory.stack import StackProfile
 from foretune.memory.tape import ITEM_BYTES, Tape, Tensor, backward, drop_graph, recording
 from foretune.memory.templates import EMPTY, Recording, StandIns, find_stand_ins
@@ -118,9 +114,9 @@ class _Run:
         self.num_standing_for = Counter(stand_ins.of)
         self.parameters: dict[str, Tensor] = {}
         self.quantized: dict[str, QuantizedWeight] = {}
-        self.adapters: dict[str, tuple[Tensor, Tensor]] = {}
+        self.adapters: dict[str, Adapter] = {}
         self.kept: list[Any] = []
-        self.code_map: Tensor | None = None
+        self.quantizer = self._quantizer()
         self._load()
         self._prepare(adapted)
         self.decoder = self._build(kernels)
@@ -155,9 +151,12 @@ class _Run:
         for name, layer, spec, is_quantized in named:
             tape.segment("load", layer)
             if is_quantized:
-                self.quantized[name] = self._quantize(spec.shape)
+                assert self.quantizer is not None
+                self.quantized[name] = self.quantizer.load(spec.shape, self._dtype_of(spec))
             else:
-                self.parameters[name] = Tensor(spec.shape, self._dtype_of(spec), needs_grad=is_full)
+                self.parameters[name] = Tensor(
+                    spec.shape, self._dtype_of(spec), needs_grad=is_full and not spec.is_frozen
+                )
         self.buffers: dict[str, Tensor] = {}
         family = DECODERS[self.shape.model_type]
         kind_of = {layer: kind for kind in self.shape.kinds for layer in kind.layers}
@@ -173,6 +172,13 @@ class _Run:
         is_kept = spec.name in DECODERS[self.shape.model_type].parameters_in_32bit
         return "f32" if is_kept else self.dtype
 
+    def _quantizer(self) -> Quantizer | None:
+        settings = self.config.quantization
+        if settings is None:
+            return None
+        compute_dtype = TAPE_DTYPES[settings.compute_dtype_for(self.config.precision)]
+        return Quantizer(settings, self.stack, compute_dtype)
+
     def _packed_bytes(self) -> int:
         """caching_allocator_warmup (transformers/modeling_utils.py): parameters at their packed size, and buffers."""
         family = DECODERS[self.shape.model_type]
@@ -184,43 +190,6 @@ class _Run:
             item = ITEM_BYTES[self._dtype_of(spec)]
             total += spec.num_elements // 2 if spec.role == "linear" else spec.num_elements * item
         return total
-
-    def _quantize(self, shape: tuple[int, ...]) -> QuantizedWeight:
-        """bitsandbytes' quantize_4bit (functional.py): packed bytes and scales stay, the rest goes."""
-        n = numel(shape)
-        num_blocks = -(-n // 64)
-        quantization = self.config.quantization
-        assert quantization is not None
-        is_nested, keeps_tables = quantization.uses_double_quant, self.stack.copies_code_tables
-        weight = Tensor((n,), self.dtype)
-        absmax = Tensor((num_blocks,), "f32")
-        packed = Tensor(((n + 1) // 2, 1), "u8")
-        code = self._code_table() if keeps_tables else None
-        if not is_nested:
-            state: tuple[Any, ...] = (Tensor((num_blocks,), "f32"),) if not keeps_tables else (absmax, code)
-            del absmax, weight
-            return QuantizedWeight(packed, state, shape)
-        offset = Tensor((1,), "f32")
-        if not keeps_tables:
-            codes = Tensor((num_blocks,), "u8"), Tensor((-(-num_blocks // 256),), "f32")
-            state = (*codes, Tensor((1,), "f32"))
-            del offset, absmax, weight
-            return QuantizedWeight(packed, state, shape)
-        self.tape.reduction(1, num_blocks, is_inner=True)
-        centred = Tensor((num_blocks,), "f32")
-        if self.code_map is None:  # kept by the library from the first weight on (functional.py, name2qmap)
-            self.code_map = Tensor((256,), "f32")
-        scales = Tensor((-(-num_blocks // 256),), "f32")
-        codes = Tensor((num_blocks,), "u8"), scales
-        state = (*codes, Tensor((256,), "f32"), offset, code)
-        del centred, offset, absmax, weight
-        return QuantizedWeight(packed, state, shape)
-
-    def _code_table(self) -> Tensor:
-        """get_4bit_type: a table of 16 numbers, normed by its largest magnitude."""
-        table, magnitudes, largest = Tensor((16,), "f32"), Tensor((16,), "f32"), Tensor((), "f32")
-        del magnitudes, largest
-        return table
 
     # -- prepare
     def _prepare(self, adapted: tuple[Projection, ...]) -> None:
@@ -241,10 +210,10 @@ class _Run:
             for projection in [here[spec.name] for spec in kind_of[layer].parameters if spec.name in here]:
                 tape.segment("adapters", self.index_of[layer])
                 name = f"{self.shape.layer_prefix}{layer}.{projection.name}"
-                a = Tensor((lora.rank, projection.in_features), self.dtype, needs_grad=True)
-                b = Tensor((projection.out_features, lora.rank), self.dtype, needs_grad=True)
-                self.adapters[name] = (a, b)
-        del a, b
+                adapter = Adapter(projection.in_features, projection.out_features, lora.rank, self.dtype)
+                if lora.use_dora:
+                    adapter.measure(self._base(name, Linear if projection.is_quantizable else Conv1d))
+                self.adapters[name] = adapter
         self._cast_adapters(TAPE_DTYPES[config.precision.adapter_dtype])
         tape.component = "weights"
         tape.segment("adapters end")
@@ -253,13 +222,13 @@ class _Run:
         """PEFT makes adapters in the base's dtype and casts them once all are there (cast_adapter_dtype)."""
         if dtype == self.dtype:
             return
-        for name, (a, b) in self.adapters.items():
-            layer = int(name.removeprefix(self.shape.layer_prefix).split(".", 1)[0])
-            self.tape.segment("adapters cast", self.index_of[layer])
-            for matrix in (a, b):
-                wide = Tensor(matrix.shape, dtype)
-                matrix.storage, matrix.dtype = wide.storage, dtype
-                del wide
+        for name, adapter in self.adapters.items():
+            self.tape.segment("adapters cast", self._index_in(name))
+            adapter.cast(dtype)
+
+    def _index_in(self, name: str) -> int:
+        """Return the index of the recorded layer that a module belongs to."""
+        return self.index_of[int(name.removeprefix(self.shape.layer_prefix).split(".", 1)[0])]
 
     def _upcast(self, parameter: Tensor) -> None:
         """param.data = param.data.to(torch.float32) (peft/utils/other.py)."""
@@ -277,34 +246,30 @@ class _Run:
             linear=self._linear,
             weight=self.parameters.__getitem__,
             optional=self.parameters.get,
+            has=self._has_linear,
             buffer=self.buffers.__getitem__,
             attention="eager" if self.config.attention == "eager" else "sdpa",
             kernels=kernels,
             prefix=self.shape.layer_prefix,
-            has=lambda name: name in self.parameters or name in self.quantized,
         )
         return DECODERS[self.shape.model_type](modules)
 
-    def _linear(self, name: str, plain: Callable[..., Module] = Linear) -> Module:
+    def _has_linear(self, name: str) -> bool:
+        return f"{name}.weight" in self.parameters or f"{name}.weight" in self.quantized
+
+    def _base(self, name: str, plain: Callable[..., Module] = Linear) -> Module:
         bias = self.parameters.get(f"{name}.bias")
-        base: Module
-        if f"{name}.weight" in self.quantized:
-            quantization = self.config.quantization
-            assert quantization is not None
-            base = Linear4bit(
-                self.quantized[f"{name}.weight"],
-                bias,
-                compute_dtype=TAPE_DTYPES[quantization.compute_dtype or self.config.precision.dtype],
-                storage_dtype=self.dtype,
-                is_nested=quantization.uses_double_quant,
-                has_gemm_4bit=self.stack.has_gemm_4bit,
-            )
-        else:
-            base = plain(self.parameters[f"{name}.weight"], bias)
-        if name not in self.adapters:
+        if f"{name}.weight" not in self.quantized:
+            return plain(self.parameters[f"{name}.weight"], bias)
+        assert self.quantizer is not None
+        return self.quantizer.linear(self.quantized[f"{name}.weight"], bias)
+
+    def _linear(self, name: str, plain: Callable[..., Module] = Linear) -> Module:
+        base, lora = self._base(name, plain), self.config.lora
+        if lora is None or name not in self.adapters:
             return base
-        lora = self.config.lora
-        return LoraLinear(base, *self.adapters[name], lora.dropout if lora else 0.0)
+        layer = DoraLinear if lora.use_dora else LoraLinear
+        return layer(base, self.adapters[name], lora.dropout)
 
     def _make_head(self, options: RunOptions) -> StockHead:
         weight = self.decoder.embedding
@@ -324,13 +289,13 @@ class _Run:
 
     def _trainable(self) -> Iterable[tuple[int | None, Tensor]]:
         if self.config.lora is None:
-            for name, layer, _, _ in self.order:
-                yield layer, self.parameters[name]
+            for name, layer, spec, _ in self.order:
+                if not spec.is_frozen:
+                    yield layer, self.parameters[name]
             return
-        for name, (a, b) in self.adapters.items():
-            layer = int(name.removeprefix(self.shape.layer_prefix).split(".", 1)[0])
-            yield self.index_of[layer], a
-            yield self.index_of[layer], b
+        for name, adapter in self.adapters.items():
+            for parameter in adapter.parameters():
+                yield self._index_in(name), parameter
 
     # -- updates
     def train(self, num_updates: int) -> None:

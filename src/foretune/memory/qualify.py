@@ -27,7 +27,6 @@ class _Refusal(NamedTuple):
 REFUSED_SETTINGS = (
     _Refusal("device", "cpu", "the memory of a run on the CPU", "Set device: cuda."),
     _Refusal("quantization.scheme", "int8", "an 8-bit base", "Set quantization.scheme: nf4, or trace it.", True),
-    _Refusal("lora.use_dora", True, "DoRA", "Set lora.use_dora: false, or trace it.", True),
     _Refusal("attention", "flash_attention_2", "the flash-attn package", "Set attention: sdpa, or trace it.", True),
     _Refusal("loss", "liger", "Liger's loss", "Set loss: chunked, or trace it.", True),
     _Refusal("batch.packing", True, "a batch of packed rows", "Set batch.packing: false."),
@@ -45,9 +44,6 @@ _UNTRACED = frozenset(
         # no causal class for the whole of text and images
         "idefics3", "kimi_k25", "mistral3", "paligemma", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe",
         "smolvlm", "step3p7",
-        # PEFT adapts their stacked experts or routers too, which the counts do not have yet
-        "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4", "ernie4_5_moe", "exaone_moe", "glm4_moe",
-        "glm4_moe_lite", "glm_moe_dsa", "hunyuan_v1_moe", "llama4", "phimoe", "qwen3_next", "solar_open", "zamba2",
     }
 )
 # fmt: on
@@ -98,6 +94,9 @@ def _shape_problems(config: TrainingConfig, shape: ModelShape) -> list[Problem]:
             hint = "`foretune trace` runs the real program instead (it needs: pip install 'foretune[train]')."
         return [Problem(text, hint, None, "model.id")]
     problems = []
+    for key in traits.unwritten:
+        text = f"{shape.id} sets {key}, which is not estimated yet."
+        problems.append(Problem(text, "`foretune trace` runs it.", None, "model.id"))
     if shape.tower_params:
         text = f"{shape.id} has parts beside the language model (vision or audio), which are not estimated yet."
         problems.append(Problem(text, "Use a text-only checkpoint of the family.", None, "model.id"))
@@ -105,7 +104,8 @@ def _shape_problems(config: TrainingConfig, shape: ModelShape) -> list[Problem]:
         text = f"{shape.id}: the activation {traits.activation!r} has no known kernels."
         problems.append(Problem(text, f"Known are {', '.join(sorted(ACTIVATIONS))}.", None, "model.id"))
     if shape.refuses_sdpa and config.attention == "sdpa":
-        text = f"attention is sdpa, but {shape.id} can cap its attention scores, and Transformers refuses sdpa for it."
+        what = "has attention sinks" if family == "gpt_oss" else "can cap its attention scores"
+        text = f"attention is sdpa, but {shape.id} {what}, and Transformers refuses sdpa for it."
         problems.append(Problem(text, "Set attention: eager.", None, "attention"))
     if family == "falcon" and (traits.rotary_dim is None or config.attention == "eager"):
         what = "Falcon with alibi" if traits.rotary_dim is None else "Falcon with eager attention"

@@ -30,6 +30,8 @@ class ParameterSpec(Value, frozen=True, kw_only=True):
     """`linear`: weight of an `nn.Linear` in a layer (4-bit and LoRA reach it). `bias`: bias of such a linear or conv1d.
     `conv1d`: transposed weight of a GPT-2 style Conv1D (LoRA reaches it, 4-bit does not). `experts`: stacked 3-D
     weights (neither reaches them). `head`: an untied output head. `other`: routers, convolutions, gates, tables."""
+    is_frozen: bool = False
+    """The class itself leaves it out of training (`requires_grad=False`)."""
 
     @property
     def num_elements(self) -> int:
@@ -86,6 +88,10 @@ class DecoderTraits(Value, frozen=True, kw_only=True):
     final_softcap: float | None = None
     qk_norm: Literal["head", "full"] | None = None
     """Norm on queries and keys: over each head, or over the whole projection (OLMo2)."""
+    qkv_clip: float | None = None
+    """Queries, keys and values are clamped to this magnitude (OLMo)."""
+    unwritten: tuple[str, ...] = ()
+    """Settings of the config whose effect on memory has no program; the trace runs them."""
     has_parallel_residual: bool = False
     """Attention and MLP read the same input and are added together (GPT-NeoX, Falcon)."""
     causal_buffer: Size | None = None
@@ -153,14 +159,22 @@ class ModelShape(Value, frozen=True, kw_only=True):
         return outside + sum(len(kind.layers) * kind.num_parameters for kind in self.kinds)
 
     @property
+    def frozen_params(self) -> int:
+        """Parameters of the language model that its class leaves out of training."""
+        outside = sum(parameter.num_elements for parameter in (*self.before, *self.after) if parameter.is_frozen)
+        inside = sum(len(kind.layers) * p.num_elements for kind in self.kinds for p in kind.parameters if p.is_frozen)
+        return outside + inside
+
+    @property
     def total_params(self) -> int:
         """All unique parameters; buffers do not count."""
         return self.text_params + self.tower_params
 
     @property
     def refuses_sdpa(self) -> bool:
-        """Whether Transformers has no sdpa for it: its class can cap attention scores (Gemma 2), or this one does."""
-        return self.model_type == "gemma2" or self.traits.attention_softcap is not None
+        """Whether Transformers has no sdpa for it: its class can cap attention scores (Gemma 2), or this one does, or
+        it has sinks (gpt-oss)."""
+        return self.model_type in ("gemma2", "gpt_oss") or self.traits.attention_softcap is not None
 
     def parameters(self) -> Iterator[tuple[int | None, ParameterSpec]]:
         """Yield (layer or None, parameter) in module order, once for every layer."""

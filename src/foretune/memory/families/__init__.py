@@ -36,6 +36,7 @@ from foretune.memory.families.dense_pairs import (
     HeliumDecoder,
 )
 from foretune.memory.families.gemma import Gemma2Decoder, Gemma3Decoder, GemmaDecoder
+from foretune.memory.families.gpt_oss import GptOssDecoder
 from foretune.memory.families.hybrid import Lfm2Decoder, Lfm2MoeDecoder
 from foretune.memory.families.llama import (
     LlamaDecoder,
@@ -53,6 +54,12 @@ from foretune.memory.families.moe import (
     Qwen2MoeDecoder,
     Qwen3MoeDecoder,
 )
+from foretune.memory.families.moe_more import (
+    Ernie45MoeDecoder,
+    GraniteMoeDecoder,
+    GraniteMoeSharedDecoder,
+    HunYuanMoeDecoder,
+)
 from foretune.memory.families.moe_shared import Dots1Decoder, ExaoneMoeDecoder, Glm4MoeDecoder, SolarOpenDecoder
 from foretune.memory.families.nemotron_h import NemotronHDecoder
 from foretune.memory.families.statespace import BambaDecoder, FalconH1Decoder, GraniteHybridDecoder
@@ -69,6 +76,7 @@ DECODERS: dict[str, type[Decoder]] = {
     "cwm": CwmDecoder,
     "dots1": Dots1Decoder,
     "ernie4_5": Ernie45Decoder,
+    "ernie4_5_moe": Ernie45MoeDecoder,
     "exaone": LlamaDecoder,
     "exaone4": Exaone4Decoder,
     "exaone_moe": ExaoneMoeDecoder,
@@ -84,12 +92,16 @@ DECODERS: dict[str, type[Decoder]] = {
     "gpt2": Gpt2Decoder,
     "gpt_bigcode": GptBigCodeDecoder,
     "gpt_neox": GptNeoxDecoder,
+    "gpt_oss": GptOssDecoder,
     "granite": GraniteDecoder,
     "granitemoehybrid": GraniteHybridDecoder,
     "lfm2": Lfm2Decoder,
     "lfm2_moe": Lfm2MoeDecoder,
+    "granitemoe": GraniteMoeDecoder,
+    "granitemoeshared": GraniteMoeSharedDecoder,
     "helium": HeliumDecoder,
     "hunyuan_v1_dense": HunYuanDecoder,
+    "hunyuan_v1_moe": HunYuanMoeDecoder,
     "hyperclovax": HyperClovaXDecoder,
     "internlm3": LlamaDecoder,
     "jais2": Jais2Decoder,

@@ -318,7 +318,7 @@ class Qwen3NextDecoder(SlidingDecoder):
 
     def make_layer(self, index: int) -> Layer:
         name = f"{self.modules.prefix}{index}"
-        is_linear = self.modules.has(f"{name}.linear_attn.A_log")
+        is_linear = self.modules.optional(f"{name}.linear_attn.A_log") is not None
         mixer: Module
         if is_linear:
             mixer = self.delta_class(self.modules, f"{name}.linear_attn")
@@ -336,7 +336,7 @@ class Qwen3NextDecoder(SlidingDecoder):
 
     def make_mlp(self, name: str) -> Module:
         """Experts as qwen2_moe's in a layer with a router."""
-        if not self.modules.has(f"{name}.gate.weight"):
+        if self.modules.optional(f"{name}.gate.weight") is None:
             return super().make_mlp(name)
         return Qwen2MoeSparseMoeBlock(
             TopKRouter(self.modules, f"{name}.gate"),

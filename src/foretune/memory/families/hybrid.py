@@ -125,7 +125,7 @@ class Lfm2Decoder(SlidingDecoder):
 
     def make_layer(self, index: int) -> Layer:
         name = f"{self.modules.prefix}{index}"
-        is_conv = self.modules.has(f"{name}.conv.conv.weight")
+        is_conv = self.modules.optional(f"{name}.conv.conv.weight") is not None
         operator: Module
         if is_conv:
             operator = Lfm2ShortConv(self.modules, f"{name}.conv")
@@ -205,7 +205,7 @@ class Lfm2MoeDecoder(Lfm2Decoder):
         return [("feed_forward.expert_bias", (traits.num_experts,), "f32")]
 
     def make_mlp(self, name: str) -> Module:
-        if not self.modules.has(f"{name}.gate.weight"):
+        if self.modules.optional(f"{name}.gate.weight") is None:
             return super().make_mlp(name)
         bias = self.modules.buffer(f"{name}.expert_bias") if self.traits.has_expert_bias else None
         experts = make_experts(self.modules, f"{name}.experts")

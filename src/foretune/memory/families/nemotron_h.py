@@ -58,7 +58,7 @@ class NemotronHMoe:
         self.gate = GroupedRouter(modules, f"{name}.gate")
         shared = f"{name}.shared_experts"
         self.shared_experts = NemotronHMlp(linear(f"{shared}.up_proj"), linear(f"{shared}.down_proj"), act)
-        is_latent = modules.has(f"{name}.fc1_latent_proj.weight")
+        is_latent = modules.has(f"{name}.fc1_latent_proj")
         self.fc1_latent_proj = linear(f"{name}.fc1_latent_proj") if is_latent else _same
         self.fc2_latent_proj = linear(f"{name}.fc2_latent_proj") if is_latent else _same
 
@@ -142,11 +142,12 @@ class NemotronHDecoder(BambaDecoder):
         return layer
 
     def _make_mixer(self, name: str, index: int) -> tuple[Module, str]:
-        act, has, linear = blocks.ACTIVATIONS[self.traits.activation or "relu2"], self.modules.has, self.modules.linear
-        if has(f"{name}.A_log"):
+        act, optional = blocks.ACTIVATIONS[self.traits.activation or "relu2"], self.modules.optional
+        if optional(f"{name}.A_log") is not None:
             return Mamba2Mixer(self.modules, name), "linear"
-        if has(f"{name}.gate.weight"):
+        if optional(f"{name}.gate.weight") is not None:
             return NemotronHMoe(self.modules, name, act), "none"
-        if self.modules.has(f"{name}.q_proj.weight"):
+        if self.modules.has(f"{name}.q_proj"):
             return NemotronHAttention(self.modules, name, index), "full"
+        linear = self.modules.linear
         return NemotronHMlp(linear(f"{name}.up_proj"), linear(f"{name}.down_proj"), act), "none"

@@ -10,6 +10,8 @@ from foretune.memory.blocks import Module, call
 from foretune.memory.decoder import Layer, Modules, RunOptions
 from foretune.memory.families.llama import LlamaAttention, LlamaDecoder, SlidingDecoder
 from foretune.memory.families.mamba2 import Mamba2Mixer
+from foretune.memory.families.moe import make_experts
+from foretune.memory.families.moe_more import GraniteMoeMoE, GraniteMoeRouter, GraniteSharedMlp
 from foretune.memory.ops import (
     add,
     add_scalar,
@@ -23,7 +25,6 @@ from foretune.memory.ops import (
     transpose,
     view,
 )
-from foretune.memory.scans import split
 from foretune.memory.tape import Tensor
 from foretune.models import DecoderTraits
 
@@ -39,26 +40,23 @@ class HybridAttention(LlamaAttention):
 
 
 # ------------------------------------------------------------------ Granite 4
-class GraniteHybridMlp:
-    """GraniteMoeHybridMLP: gate and up in one projection."""
-
-    def __init__(self, input_linear: Module, output_linear: Module, act: Module) -> None:
-        self.input_linear, self.output_linear, self.act = input_linear, output_linear, act
-
-    def __call__(self, hidden_states: Tensor) -> Any:
-        hidden_states = call(self.input_linear, hidden_states)
-        chunked_hidden_states = split(hidden_states, [hidden_states.shape[-1] // 2] * 2, -1)
-        hidden_states = mul(call(self.act, chunked_hidden_states[0]), chunked_hidden_states[1])
-        hidden_states = call(self.output_linear, hidden_states)
-        return hidden_states  # noqa: RET504
-
-
 class GraniteHybridLayer(Layer):
-    """GraniteMoeHybridDecoderLayer without experts."""
+    """GraniteMoeHybridDecoderLayer: a shared MLP, beside experts where the config has some."""
 
-    def __init__(self, input_layernorm: Module, mixer: Module, post_attention_layernorm: Module, mlp: Module) -> None:
+    def __init__(
+        self,
+        input_layernorm: Module,
+        mixer: Module,
+        post_attention_layernorm: Module,
+        shared_mlp: Module,
+        moe: Module | None,
+    ) -> None:
         self.input_layernorm, self.mixer = input_layernorm, mixer
-        self.post_attention_layernorm, self.shared_mlp = post_attention_layernorm, mlp
+        self.post_attention_layernorm, self.shared_mlp, self.block_sparse_moe = (
+            post_attention_layernorm,
+            shared_mlp,
+            moe,
+        )
 
     def forward(
         self, hidden_states: Tensor, attention_mask: Any = None, cache: Any = None, position_embeddings: Any = None
@@ -78,7 +76,11 @@ class GraniteHybridLayer(Layer):
         hidden_states = add(residual, scale(hidden_states))
         residual = hidden_states
         hidden_states = call(self.post_attention_layernorm, hidden_states)
-        hidden_states = call(self.shared_mlp, hidden_states)
+        if self.block_sparse_moe is not None:
+            moe_hidden_states = call(self.block_sparse_moe, hidden_states)
+            hidden_states = add(moe_hidden_states, call(self.shared_mlp, hidden_states))
+        else:
+            hidden_states = call(self.shared_mlp, hidden_states)
         hidden_states = add(residual, scale(hidden_states))
         return hidden_states  # noqa: RET504
 
@@ -91,7 +93,7 @@ class GraniteHybridDecoder(LlamaDecoder):
 
     def make_layer(self, index: int) -> Layer:
         name = f"{self.modules.prefix}{index}"
-        is_linear = self.modules.has(f"{name}.mamba.A_log")
+        is_linear = self.modules.optional(f"{name}.mamba.A_log") is not None
         act = self.traits.activation or "silu"
         mixer: Module
         if is_linear:
@@ -102,15 +104,23 @@ class GraniteHybridDecoder(LlamaDecoder):
             self.make_norm(f"{name}.input_layernorm"),
             mixer,
             self.make_norm(f"{name}.post_attention_layernorm"),
-            GraniteHybridMlp(
+            GraniteSharedMlp(
                 self.modules.linear(f"{name}.shared_mlp.input_linear"),
                 self.modules.linear(f"{name}.shared_mlp.output_linear"),
                 blocks.ACTIVATIONS[act],
             ),
+            self._make_moe(f"{name}.block_sparse_moe"),
         )
         if is_linear:
             layer.mask_kind = "linear"
         return layer
+
+    def _make_moe(self, name: str) -> Module | None:
+        if self.modules.optional(f"{name}.router.weight") is None:
+            return None
+        return GraniteMoeMoE(
+            GraniteMoeRouter(self.modules, f"{name}.router"), make_experts(self.modules, f"{name}.experts")
+        )
 
     def after_embedding(self, inputs_embeds: Tensor) -> Tensor:
         return scale(inputs_embeds)
@@ -177,7 +187,7 @@ class BambaDecoder(SlidingDecoder):
 
     def make_layer(self, index: int) -> Layer:
         name = f"{self.modules.prefix}{index}"
-        is_linear = self.modules.has(f"{name}.mamba.A_log")
+        is_linear = self.modules.optional(f"{name}.mamba.A_log") is not None
         mixer: Module
         if is_linear:
             mixer = Mamba2Mixer(self.modules, f"{name}.mamba", self.traits.activation or "silu")

@@ -218,7 +218,8 @@ def olmo(c: Fields) -> Decoder:
     """olmo: LayerNorms without parameters."""
     h, hidden = heads(c), c.size("hidden_size")
     mlp = gated_mlp("mlp", hidden, c.size("intermediate_size"))
-    return uniform(c, h, (*attention(c, h, bias=c.flag("attention_bias")), *mlp), final=())
+    layer = (*attention(c, h, bias=c.flag("attention_bias")), *mlp)
+    return uniform(c, h, layer, final=(), qkv_clip=c.number("clip_qkv"))
 
 
 def olmo2(c: Fields) -> Decoder:

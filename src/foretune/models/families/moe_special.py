@@ -14,6 +14,7 @@ from foretune.models.families.parts import (
     attention,
     decoder,
     experts,
+    frozen,
     gated_mlp,
     heads,
     linear,
@@ -45,9 +46,10 @@ def minimax(c: Fields) -> Decoder:
 
 
 def phimoe(c: Fields) -> Decoder:
-    """phimoe: LayerNorm with bias; the router is an `nn.Linear`, so LoRA and 4-bit do reach it."""
+    """phimoe: LayerNorm with bias; the router is a class of its own over `nn.Linear`, which neither LoRA nor 4-bit
+    reach."""
     h, hidden, count = heads(c), c.size("hidden_size"), c.size("num_local_experts")
-    mlp = linear("mlp.router", count, hidden) + experts("mlp.experts", count, hidden, c.size("intermediate_size"))
+    mlp = router("mlp.router", count, hidden) + experts("mlp.experts", count, hidden, c.size("intermediate_size"))
     layer = attention(c, h, bias=c.flag("attention_bias")) + mlp + pre_norms(hidden, bias=True)
     num_layers = c.num_layers()
     traits = expert_traits(c, "num_local_experts", "num_experts_per_tok")
@@ -87,7 +89,7 @@ def ernie4_5_moe(c: Fields) -> Decoder:
     shared = c.maybe_size("moe_num_shared_experts", low=0) or 0
     sparse_mlp = (
         *router("mlp.gate", count, hidden),
-        *plain("mlp.gate.moe_statics.e_score_correction_bias", 1, count),
+        *frozen(plain("mlp.gate.moe_statics.e_score_correction_bias", 1, count)),
         *experts("mlp.experts", count, hidden, width),
         *(gated_mlp("mlp.shared_experts", hidden, shared * width, bias) if shared else ()),
     )
@@ -142,7 +144,8 @@ def mimo_v2_flash(c: Fields) -> Decoder:
 
 
 def llama4(c: Fields) -> Decoder:
-    """llama4_text: experts as [E, in, out], a shared expert, dense layers of another width in between."""
+    """llama4_text: experts as [E, in, out], a shared expert, dense layers of another width in between; the router as
+    phimoe's."""
     h, hidden, count = heads(c), c.size("hidden_size"), c.num_layers()
     attn = attention(c, h, bias=c.flag("attention_bias"))
     step, num_experts, width = (
@@ -155,7 +158,7 @@ def llama4(c: Fields) -> Decoder:
     sparse_mlp = (
         *plain("feed_forward.experts.gate_up_proj", num_experts, hidden, 2 * width, role="experts"),
         *plain("feed_forward.experts.down_proj", num_experts, width, hidden, role="experts"),
-        *linear("feed_forward.router", num_experts, hidden),
+        *router("feed_forward.router", num_experts, hidden),
         *gated_mlp("feed_forward.shared_expert", hidden, width),
     )
     dense = gated_mlp("feed_forward", hidden, c.size("intermediate_size_mlp"))
