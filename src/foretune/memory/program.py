@@ -319,6 +319,7 @@ class _Run:
             bias,
             has_softcap=has_softcap,
             is_scaled=decoder.scales_logits,
+            in_32bit=decoder.logits_in_32bit,
         )
 
     def _trainable(self) -> Iterable[tuple[int | None, Tensor]]:

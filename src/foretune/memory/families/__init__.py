@@ -39,7 +39,7 @@ from foretune.memory.families.fairseq import OptDecoder, XglmDecoder
 from foretune.memory.families.falcon import FalconDecoder
 from foretune.memory.families.gemma import Gemma2Decoder, Gemma3Decoder, GemmaDecoder
 from foretune.memory.families.gpt_oss import GptOssDecoder
-from foretune.memory.families.hybrid import Lfm2Decoder
+from foretune.memory.families.hybrid import Lfm2Decoder, Lfm2MoeDecoder
 from foretune.memory.families.llama import (
     LlamaDecoder,
     MistralDecoder,
@@ -63,9 +63,10 @@ from foretune.memory.families.moe_more import (
     HunYuanMoeDecoder,
 )
 from foretune.memory.families.moe_shared import Dots1Decoder, ExaoneMoeDecoder, Glm4MoeDecoder, SolarOpenDecoder
+from foretune.memory.families.nemotron_h import NemotronHDecoder
 from foretune.memory.families.phimoe import PhimoeDecoder
 from foretune.memory.families.scores import BloomDecoder, GptNeoDecoder, MptDecoder
-from foretune.memory.families.statespace import GraniteHybridDecoder
+from foretune.memory.families.statespace import BambaDecoder, FalconH1Decoder, GraniteHybridDecoder
 from foretune.models import REMOTE_CODE_TYPES
 
 __all__ = ["DECODERS"]
@@ -73,6 +74,7 @@ __all__ = ["DECODERS"]
 DECODERS: dict[str, type[Decoder]] = {
     "apertus": ApertusDecoder,
     "arcee": ArceeDecoder,
+    "bamba": BambaDecoder,
     "bitnet": BitNetDecoder,
     "bloom": BloomDecoder,
     "codegen": CodeGenDecoder,
@@ -86,6 +88,7 @@ DECODERS: dict[str, type[Decoder]] = {
     "exaone4": Exaone4Decoder,
     "exaone_moe": ExaoneMoeDecoder,
     "falcon": FalconDecoder,
+    "falcon_h1": FalconH1Decoder,
     "flex_olmo": FlexOlmoDecoder,
     "gemma": GemmaDecoder,
     "gemma2": Gemma2Decoder,
@@ -100,10 +103,11 @@ DECODERS: dict[str, type[Decoder]] = {
     "gptj": GptjDecoder,
     "gpt_oss": GptOssDecoder,
     "granite": GraniteDecoder,
-    "granitemoe": GraniteMoeDecoder,
-    "granitemoeshared": GraniteMoeSharedDecoder,
     "granitemoehybrid": GraniteHybridDecoder,
     "lfm2": Lfm2Decoder,
+    "lfm2_moe": Lfm2MoeDecoder,
+    "granitemoe": GraniteMoeDecoder,
+    "granitemoeshared": GraniteMoeSharedDecoder,
     "helium": HeliumDecoder,
     "hunyuan_v1_dense": HunYuanDecoder,
     "hunyuan_v1_moe": HunYuanMoeDecoder,
@@ -119,6 +123,7 @@ DECODERS: dict[str, type[Decoder]] = {
     "mpt": MptDecoder,
     "nanochat": NanoChatDecoder,
     "nemotron": NemotronDecoder,
+    "nemotron_h": NemotronHDecoder,
     "olmo": OlmoDecoder,
     "olmo2": Olmo2Decoder,
     "olmo3": Olmo3Decoder,
@@ -131,6 +136,7 @@ DECODERS: dict[str, type[Decoder]] = {
     "qwen2": Qwen2Decoder,
     "qwen2_moe": Qwen2MoeDecoder,
     "qwen3": Qwen3Decoder,
+    "qwen3_5_moe_text": Qwen35Decoder,
     "qwen3_5_text": Qwen35Decoder,
     "qwen3_next": Qwen3NextDecoder,
     "qwen3_moe": Qwen3MoeDecoder,
