@@ -53,6 +53,8 @@ class Asked(NamedTuple):
     """What no profile or setting describes; empty: everything is described."""
     leaves_out_first: bool
     """The peak was taken after loading and the first update."""
+    is_first_batch: bool = False
+    """The row's length is that of the first batch alone, so its peak is that of the first update."""
 
 
 _QUANTIZED = {"none": None, "nf4": ("nf4", False), "nf4_double_quant": ("nf4", True), "int8": ("int8", None)}
@@ -64,12 +66,20 @@ _OPTIMIZERS = {
     "paged_adamw_8bit": ("paged_adamw_8bit", None),
     "sgd": ("sgd", "foreach"),
 }
+_NEAREST_OPTIMIZER: Mapping[str, str] = {
+    "paged_adamw_32bit": "paged_adamw_8bit",  # its large states lie outside the device's memory too
+    "adamw_8bit_torchao": "adamw_8bit",
+    "adamw_4bit_torchao": "adamw_8bit",
+    "adamw_torchao": "adamw_torch",
+}
 _DTYPES = ("bf16", "fp16", "fp32")
 _ATTENTIONS = ("sdpa", "eager")
 _NEAREST_ATTENTION: Mapping[str, str] = {"flash_attention_2": "sdpa", UNKNOWN: "sdpa"}
 """torch's own kernel is the same algorithm."""
 _LOSSES: Mapping[str, str] = {"stock": "stock", "foretune_chunked": "chunked"}
 _KERNEL_OF_LOSS = {"triton_ce": "triton", "liger_fused": "liger"}
+_LITGPT_LOSS = {True: "chunked_ce_full_logits", False: "chunked"}
+"""By whether every weight is trained."""
 _NEAREST_LOSS: Mapping[str, str] = {
     "chunked": "stock",  # all chunks of the logits are alive together
     "chunked_ce_full_logits": "stock",
@@ -127,7 +137,7 @@ _REFUSALS = (
         lambda row: f"It computes in {row.training.compute_dtype}, which no setting describes.",
     ),
     _Refusal(
-        lambda row: row.training.optimizer not in _OPTIMIZERS,
+        lambda row: row.training.optimizer not in (*_OPTIMIZERS, *_NEAREST_OPTIMIZER),
         lambda row: f"Its optimizer is {row.training.optimizer}, which no setting describes.",
     ),
     _Refusal(
@@ -182,7 +192,12 @@ def request_of(row: Observation, engine: EngineName = "estimated") -> Asked:
         device=_device(row),
         stack=choice.profile,
     )
-    return Asked(request, tuple(because), row.measured.scope == "train_steps_after_warmup")
+    leaves_out_first = row.measured.scope == "train_steps_after_warmup"
+    return Asked(request, tuple(because), leaves_out_first, _is_first_batch(row))
+
+
+def _is_first_batch(row: Observation) -> bool:
+    return row.training.seq_len_kind == "longest_known"
 
 
 def _settings(row: Observation, shape: ModelShape, stack: StackProfile, because: list[str]) -> dict[str, Any]:
@@ -191,10 +206,10 @@ def _settings(row: Observation, shape: ModelShape, stack: StackProfile, because:
     settings: dict[str, Any] = {
         "model": {"id": row.model.id},
         "precision": {"dtype": training.base_dtype},
-        "optimizer": _optimizer(training, because),
+        "optimizer": _optimizer(training, stack, because),
         "batch": {
             "micro_batch_size": training.micro_batch_size,
-            "accumulation_steps": training.gradient_accumulation_steps or 1,
+            "accumulation_steps": 1 if _is_first_batch(row) else training.gradient_accumulation_steps or 1,
             "sequence_length": training.seq_len,  # packed rows are full rows: what isolates them is not predicted
         },
         "attention": _attention(training, shape, stack, because),
@@ -232,8 +247,14 @@ def _lora(lora: LoraFacts, because: list[str]) -> dict[str, Any]:
     return settings
 
 
-def _optimizer(training: TrainingFacts, because: list[str]) -> dict[str, Any]:
-    name, kernel = _OPTIMIZERS[training.optimizer]
+def _optimizer(training: TrainingFacts, stack: StackProfile, because: list[str]) -> dict[str, Any]:
+    is_litgpts = stack.loss == "litgpt" and training.quantization != "none"
+    stated = training.optimizer
+    if is_litgpts and stated == "paged_adamw_32bit":
+        stated = "adamw_torch"  # what litgpt makes of it there
+    else:
+        stated = _nearest(stated, _NEAREST_OPTIMIZER, "optimizer", because)
+    name, kernel = _OPTIMIZERS[stated]
     if kernel == "foreach" and training.optimizer_foreach is False:
         because.append("its optimizer goes tensor by tensor")
         kernel = "fused"  # like it without a temporary of the size of all that is trained
@@ -247,6 +268,8 @@ def _loss(training: TrainingFacts, stack: StackProfile, because: list[str]) -> s
     """A kernel of the profile's stands in the place of the stock loss."""
     if _KERNEL_OF_LOSS.get(training.loss) == stack.loss_kernel:
         return "stock"
+    if stack.loss == "litgpt" and training.loss == _LITGPT_LOSS[training.lora is None]:
+        return "stock"
     return _LOSSES.get(training.loss) or _nearest(training.loss, _NEAREST_LOSS, "loss", because)
 
 
@@ -254,7 +277,7 @@ def _attention(training: TrainingFacts, shape: ModelShape, stack: StackProfile, 
     if training.attention == "flash_attention_2" and stack.has_flash_package:
         return training.attention
     attention = _nearest(training.attention, _NEAREST_ATTENTION, "attention", because)
-    if attention == "sdpa" and shape.refuses_sdpa:
+    if attention == "sdpa" and shape.refuses_sdpa and stack.model_code == "transformers":
         because.append("attention: sdpa, where Transformers takes eager for scores that are capped")
         return "eager"
     return attention

@@ -13,11 +13,13 @@ from foretune.memory.answer import (
 from foretune.memory.estimate import estimate_memory, requested_bytes
 from foretune.memory.figures import ESTIMATOR_VERSION
 from foretune.memory.fit import assess_fit, published_quantized_because
-from foretune.memory.stack import FORETUNE, MANUAL_LOOP, PROFILES, TRAINER, TRL, StackProfile
+from foretune.memory.stack import FORETUNE, LITGPT_0_2, LITGPT_0_4, MANUAL_LOOP, PROFILES, TRAINER, TRL, StackProfile
 
 __all__ = [
     "ESTIMATOR_VERSION",
     "FORETUNE",
+    "LITGPT_0_2",
+    "LITGPT_0_4",
     "MANUAL_LOOP",
     "PROFILES",
     "TRAINER",

@@ -125,7 +125,9 @@ class Linear4bit:
         storage_dtype: str,
         is_nested: bool,
         has_gemm_4bit: bool,
+        held: list[Tensor] | None = None,
     ) -> None:
+        self.held = held
         self.weight, self.bias = weight, bias
         self.compute_dtype, self.storage_dtype, self.is_nested = compute_dtype, storage_dtype, is_nested
         self.has_gemm_4bit = has_gemm_4bit
@@ -155,6 +157,8 @@ class Linear4bit:
         before, tape.is_grad_enabled = tape.is_grad_enabled, False
         out = self._gemm_4bit(x, bias) if self.has_gemm_4bit else self._dequantized_linear(x, bias)
         tape.is_grad_enabled = before
+        if node and self.held is not None:
+            self.held.append(x.detach())  # bitsandbytes up to 0.42: ctx.tensors = (A, B), as long as the graph
         return attach(node, out)
 
     def _dequantized_linear(self, x: Tensor, bias: Tensor | None) -> Tensor:

@@ -35,6 +35,10 @@ class Modules(NamedTuple):
     kernels: AttentionKernels
     prefix: str
     """Absolute name of the layers up to the index."""
+    model_type: str = ""
+    code: str = "transformers"
+    """Whose modules and of which release (`StackProfile.model_code`)."""
+    is_quantized: bool = False
 
 
 class Decoder:

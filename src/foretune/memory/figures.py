@@ -15,7 +15,7 @@ from foretune.memory.components import Facts, components_at, describe_components
 from foretune.memory.kernels import CUDNN_MAX_WIDTHS, MAX_MICROSTEPS, SORTED_FROM_TOKENS, AttentionKernels
 from foretune.memory.overhead import context_bytes, host_need, safety_margin
 from foretune.memory.stack import StackProfile
-from foretune.models import ModelShape, Projection, lora_parameters, resolve_targets
+from foretune.models import ModelShape, Projection, lora_parameters, quantizable_params, resolve_targets
 
 __all__ = ["ESTIMATOR_VERSION", "Figures", "assemble", "facts_of", "figures_of", "kernels_of"]
 
@@ -70,7 +70,7 @@ def facts_of(config: TrainingConfig, shape: ModelShape) -> Facts:
     trainable = shape.text_params if config.lora is None else lora_parameters(adapted, config.lora.rank)
     if config.lora is not None:
         trainable += _trained_beside(config.lora, shape, adapted)
-    quantized = sum(p.in_features * p.out_features * len(p.layers) for p in shape.projections if p.is_quantizable)
+    quantized = quantizable_params(shape)
     return Facts(config, shape, adapted, trainable, quantized if config.quantization is not None else 0)
 
 

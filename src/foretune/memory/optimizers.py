@@ -111,6 +111,13 @@ class Adamw8bit(_Optimizer):
         return states + [Tensor((-(-n // 256),), "f32") for _ in range(2)]
 
 
+class PagedAdamw(_Optimizer):
+    """bitsandbytes' PagedAdamW: two fp32 states each; those of 1e5 elements and more live in managed memory."""
+
+    def make_states(self, p: Tensor) -> Any:
+        return () if numel(p.shape) >= PAGED_FROM_ELEMENTS else (Tensor(p.shape, "f32"), Tensor(p.shape, "f32"))
+
+
 class Sgd(_Optimizer):
     """torch's SGD: no state, or with momentum one each, cloned from the first gradient."""
 
@@ -126,8 +133,10 @@ class Sgd(_Optimizer):
             _temporary_of_gradients(trained, "decay")
 
 
-def make_optimizer(settings: OptimizerSettings, parameters: Parameters) -> Optimizer:
-    """Return the optimizer that the settings name."""
+def make_optimizer(settings: OptimizerSettings, parameters: Parameters, *, pages_adamw: bool = False) -> Optimizer:
+    """Return the optimizer that the settings name; `pages_adamw`: the stack takes the paged one for `adamw`."""
+    if pages_adamw and settings.name == "adamw":
+        return PagedAdamw(parameters)
     is_fused = settings.kernel == "fused"
     if settings.name in ("adamw_8bit", "paged_adamw_8bit"):
         return Adamw8bit(parameters, is_paged=settings.name == "paged_adamw_8bit")

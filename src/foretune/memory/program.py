@@ -17,7 +17,9 @@ from foretune.memory.blocks import (
     QuantizedWeight,
 )
 from foretune.memory.decoder import Decoder, Modules, RunOptions
-from foretune.memory.families import DECODERS
+from foretune.memory.families import decoder_of
+from foretune.memory.families.litgpt import adapted as with_litgpt_adapter
+from foretune.memory.families.litgpt_head import HeldInputs, LitGptHead
 from foretune.memory.head import HEADS, StockHead
 from foretune.memory.kernels import MAX_MICROSTEPS, NUM_UPDATES, AttentionKernels
 from foretune.memory.layout import numel
@@ -25,7 +27,7 @@ from foretune.memory.optimizers import clip_gradients, make_optimizer
 from foretune.memory.stack import StackProfile
 from foretune.memory.tape import ITEM_BYTES, Tape, Tensor, backward, drop_graph, recording
 from foretune.memory.templates import EMPTY, Recording, StandIns, find_stand_ins
-from foretune.models import ModelShape, ParameterSpec, Projection
+from foretune.models import OUTSIDE, ModelShape, ParameterSpec, Projection
 
 __all__ = ["TAPE_DTYPES", "emitted_microsteps", "record_program", "record_tape"]
 
@@ -119,6 +121,8 @@ class _Run:
         self.parameters: dict[str, Tensor] = {}
         self.quantized: dict[str, QuantizedWeight] = {}
         self.adapters: dict[str, tuple[Tensor, Tensor]] = {}
+        self.parts: dict[str, tuple[int, ...]] = {}
+        self.held = HeldInputs()
         self.kept: list[Any] = []
         self.code_map: Tensor | None = None
         self._load()
@@ -136,7 +140,7 @@ class _Run:
         """The recorded model's parameters in module order."""
         quantizes = self.config.quantization is not None
         kind_of = {layer: kind for kind in self.shape.kinds for layer in kind.layers}
-        out = [_Named(spec.name, None, spec, False) for spec in self.shape.before]
+        out = [_Named(spec.name, None, spec, quantizes and spec.role == "linear") for spec in self.shape.before]
         for layer in self.layers:
             prefix = f"{self.shape.layer_prefix}{layer}."
             out += [
@@ -159,7 +163,7 @@ class _Run:
             else:
                 self.parameters[name] = Tensor(spec.shape, self.dtype, needs_grad=is_full)
         tape.segment("buffers")
-        family = DECODERS[self.shape.model_type]
+        family = decoder_of(self.shape)
         self.buffers = {
             name: Tensor(shape, dtype) for name, shape, dtype in family.buffers(self.shape.traits, self.dtype)
         }
@@ -167,7 +171,7 @@ class _Run:
     def _packed_bytes(self) -> int:
         """caching_allocator_warmup (transformers/modeling_utils.py): parameters at their packed size, and buffers."""
         item = ITEM_BYTES[self.dtype]
-        family = DECODERS[self.shape.model_type]
+        family = decoder_of(self.shape)
         buffers = family.buffers(self.shape.traits, self.dtype)
         total = sum(numel(shape) * ITEM_BYTES[dtype] for _, shape, dtype in buffers)
         for _, spec in self.shape.parameters():
@@ -223,16 +227,15 @@ class _Run:
         if config.lora is None:
             return
         lora = config.lora
-        names = {(projection.name, layer) for projection in adapted for layer in projection.layers}
         tape.component = "adapters"
-        for layer in self.layers:
-            for projection in adapted:
-                if (projection.name, layer) in names and layer in projection.layers:
-                    tape.segment("adapters", self.index_of[layer])
-                    name = f"{self.shape.layer_prefix}{layer}.{projection.name}"
-                    a = Tensor((lora.rank, projection.in_features), self.dtype, needs_grad=True)
-                    b = Tensor((projection.out_features, lora.rank), self.dtype, needs_grad=True)
-                    self.adapters[name] = (a, b)
+        for layer in (OUTSIDE, *self.layers):
+            for module, parts in _modules_of(adapted, layer).items():
+                tape.segment("adapters", self.index_of.get(layer))
+                name = module if layer == OUTSIDE else f"{self.shape.layer_prefix}{layer}.{module}"
+                widths = tuple(part.out_features for part in parts)
+                a = Tensor((lora.rank * len(parts), parts[0].in_features), self.dtype, needs_grad=True)
+                b = Tensor((sum(widths), lora.rank), self.dtype, needs_grad=True)
+                self.adapters[name], self.parts[name] = (a, b), widths
         del a, b
         self._cast_adapters(TAPE_DTYPES[config.precision.adapter_dtype])
         tape.component = "weights"
@@ -270,8 +273,11 @@ class _Run:
             attention="eager" if self.config.attention == "eager" else "sdpa",
             kernels=kernels,
             prefix=self.shape.layer_prefix,
+            model_type=self.shape.model_type,
+            code=self.stack.model_code,
+            is_quantized=self.config.quantization is not None,
         )
-        return DECODERS[self.shape.model_type](modules)
+        return decoder_of(self.shape)(modules)
 
     def _linear(self, name: str, plain: Callable[..., Module] = Linear) -> Module:
         bias = self.parameters.get(f"{name}.bias")
@@ -283,18 +289,38 @@ class _Run:
                 self.quantized[f"{name}.weight"],
                 bias,
                 compute_dtype=TAPE_DTYPES[quantization.compute_dtype or self.config.precision.dtype],
-                storage_dtype=self.dtype,
+                storage_dtype=self.dtype if self.shape.code == "transformers" else "f16",
                 is_nested=quantization.uses_double_quant,
                 has_gemm_4bit=self.stack.has_gemm_4bit,
+                held=self.held.of_layer(self._layer_of(name)) if self.shape.code == "litgpt" else None,
             )
         else:
             base = plain(self.parameters[f"{name}.weight"], bias)
         if name not in self.adapters:
             return base
         lora = self.config.lora
-        return LoraLinear(base, *self.adapters[name], lora.dropout if lora else 0.0)
+        probability = lora.dropout if lora else 0.0
+        if self.shape.code == "litgpt":
+            matrices, parts = self.adapters[name], self.parts[name]
+            traits, code = self.shape.traits, self.stack.model_code
+            return with_litgpt_adapter(name, base, matrices, probability, parts=parts, traits=traits, code=code)
+        return LoraLinear(base, *self.adapters[name], probability)
 
-    def _make_head(self, options: RunOptions) -> StockHead:
+    def _layer_of(self, name: str) -> int | None:
+        """Index of the recorded layer that a module is in."""
+        inside = name.removeprefix(self.shape.layer_prefix)
+        return None if inside == name else self.index_of[int(inside.split(".", 1)[0])]
+
+    def _make_head(self, options: RunOptions) -> StockHead | LitGptHead:
+        if self.shape.code == "litgpt":
+            decoder = self.decoder
+            return LitGptHead(
+                lambda input_ids: decoder(input_ids, options),
+                self._linear("lm_head"),
+                self.held,
+                is_chunked=self.config.lora is not None,
+                has_softcap=self.shape.traits.final_softcap is not None,
+            )
         weight = self.decoder.embedding
         if not self.shape.tied_embeddings:
             weight = next(self.parameters[spec.name] for spec in self.shape.after if spec.role == "head")
@@ -309,15 +335,16 @@ class _Run:
                 yield layer, self.parameters[name]
             return
         for name, (a, b) in self.adapters.items():
-            layer = int(name.removeprefix(self.shape.layer_prefix).split(".", 1)[0])
-            yield self.index_of[layer], a
-            yield self.index_of[layer], b
+            layer = self._layer_of(name)
+            yield layer, a
+            yield layer, b
 
     # -- updates
     def train(self, num_updates: int) -> None:
         """Run the updates; what the loop's own variables hold decides what outlives a step."""
         config, stack, tape = self.config, self.stack, self.tape
-        optimizer = make_optimizer(config.optimizer, self.trainable)
+        pages = self.shape.code == "litgpt" and config.quantization is not None
+        optimizer = make_optimizer(config.optimizer, self.trainable, pages_adamw=pages)
         is_scaled = config.batch.accumulation_steps > 1 or stack.scales_every_loss
         batch = self._batch() if stack.keeps_batch else None
         outputs: dict[str, Any] | None = None
@@ -407,6 +434,15 @@ class _Run:
         if outputs is not None:
             outputs.clear()
         return None, None
+
+
+def _modules_of(adapted: Iterable[Projection], layer: int) -> dict[str, list[Projection]]:
+    """The linear layers with adapters in one layer of the stack, each with the parts of it that have one."""
+    modules: dict[str, list[Projection]] = {}
+    for projection in adapted:
+        if layer in projection.layers:
+            modules.setdefault(projection.part_of or projection.name, []).append(projection)
+    return modules
 
 
 def _natural(name: str) -> list[tuple[int, int, str]]:

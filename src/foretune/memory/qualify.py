@@ -79,6 +79,7 @@ def setting_problems(config: TrainingConfig, stack: StackProfile, verb: str) -> 
     if config.loss == "chunked" and stack.loss != "own":
         text = f"loss is chunked: the stack {stack.name} has no chunked loss."
         problems.append(Problem(text, "Set loss: stock, or take the stack foretune.", None, "loss"))
+    problems += _litgpt_problems(config, stack, verb) if stack.model_code != "transformers" else []
     lora = config.lora
     if lora is not None and lora.modules_to_save and verb == "estimated":
         text = "lora.modules_to_save: a module trained whole beside adapters is not estimated yet."
@@ -89,9 +90,29 @@ def setting_problems(config: TrainingConfig, stack: StackProfile, verb: str) -> 
     return problems
 
 
+def _litgpt_problems(config: TrainingConfig, stack: StackProfile, verb: str) -> list[Problem]:
+    """litgpt has its own model classes, and what it leaves no choice about."""
+    if verb == "traced":
+        text = f"The stack {stack.name} runs litgpt's own model classes, which are not traced."
+        return [Problem(text, f"`foretune estimate --stack {stack.name}` has their program.", None, None)]
+    wrong: list[tuple[str, str, str]] = []
+    if config.gradient_checkpointing:
+        wrong.append(("gradient_checkpointing", "true: litgpt checkpoints nothing on one device", "false"))
+    if config.attention != "sdpa":
+        wrong.append(("attention", f"{config.attention}: litgpt calls torch's, or its own for capped scores", "sdpa"))
+    precision = config.precision
+    if config.lora is not None and precision.adapter_dtype != precision.dtype:
+        own = f"{precision.adapter_dtype}: litgpt's adapters have the format of its weights"
+        wrong.append(("precision.adapter_dtype", own, precision.dtype))
+    if config.quantization is not None and config.optimizer.name != "adamw":
+        name = f"{config.optimizer.name}: under a quantized base litgpt takes bitsandbytes' paged AdamW"
+        wrong.append(("optimizer.name", name, "adamw"))
+    return [Problem(f"{field} is {what}.", f"Set {field}: {to}.", None, field) for field, what, to in wrong]
+
+
 def _shape_problems(config: TrainingConfig, shape: ModelShape) -> list[Problem]:
     family, traits = shape.model_type, shape.traits
-    if family not in DECODERS:
+    if shape.code == "transformers" and family not in DECODERS:
         text = f"{shape.id}: the memory of {family} models is not estimated yet."
         hint = f"Families that are: {', '.join(sorted(DECODERS))}. `foretune models show` counts this one."
         if family not in _UNTRACED:

@@ -6,8 +6,9 @@ says where a LoRA goes. Nothing here needs torch, Transformers or weights.
 
 from foretune.models.catalogue import ModelEntry, list_models
 from foretune.models.families import known_model_types, shape_from_config
+from foretune.models.litgpt import LITGPT_TYPES, litgpt_shape
 from foretune.models.resolve import resolve_config, resolve_model
-from foretune.models.shape import DecoderTraits, LayerKind, ModelShape, ParameterSpec, Projection
+from foretune.models.shape import OUTSIDE, DecoderTraits, LayerKind, ModelShape, ParameterSpec, Projection
 from foretune.models.targets import (
     SCOPES,
     adapted_params,
@@ -18,6 +19,8 @@ from foretune.models.targets import (
 )
 
 __all__ = [
+    "LITGPT_TYPES",
+    "OUTSIDE",
     "SCOPES",
     "DecoderTraits",
     "LayerKind",
@@ -28,6 +31,7 @@ __all__ = [
     "adapted_params",
     "known_model_types",
     "list_models",
+    "litgpt_shape",
     "lora_parameters",
     "quantizable_params",
     "resolve_config",

@@ -3,6 +3,7 @@
 from foretune.memory.decoder import Decoder
 from foretune.memory.families.classic import FalconDecoder, Gpt2Decoder, GptNeoxDecoder
 from foretune.memory.families.gemma import Gemma2Decoder, Gemma3Decoder, GemmaDecoder
+from foretune.memory.families.litgpt import LitGptDecoder
 from foretune.memory.families.llama import (
     LlamaDecoder,
     MistralDecoder,
@@ -11,8 +12,9 @@ from foretune.memory.families.llama import (
     Qwen2Decoder,
     Qwen3Decoder,
 )
+from foretune.models import ModelShape
 
-__all__ = ["DECODERS"]
+__all__ = ["DECODERS", "decoder_of"]
 
 DECODERS: dict[str, type[Decoder]] = {
     "falcon": FalconDecoder,
@@ -30,3 +32,8 @@ DECODERS: dict[str, type[Decoder]] = {
     "smollm3": Qwen2Decoder,
 }
 """A family that is not listed has no program and is refused by name."""
+
+
+def decoder_of(shape: ModelShape) -> type[Decoder]:
+    """Return the decoder of a model in the modules that its shape is described in."""
+    return LitGptDecoder if shape.code == "litgpt" else DECODERS[shape.model_type]
