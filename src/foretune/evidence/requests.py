@@ -16,7 +16,7 @@ from foretune.errors import ConfigError, UnsupportedError
 from foretune.evidence.observations import UNKNOWN, LoraFacts, Observation, TrainingFacts
 from foretune.evidence.stacks import EngineName, choose_stack
 from foretune.memory import StackProfile
-from foretune.models import ModelShape, shape_from_config
+from foretune.models import WITHOUT_CLASS, ModelShape, shape_from_config
 from foretune.values import Value
 
 __all__ = ["Asked", "Request", "request_of"]
@@ -59,6 +59,9 @@ class Asked(NamedTuple):
 
 _QUANTIZED = {"none": None, "nf4": ("nf4", False), "nf4_double_quant": ("nf4", True), "int8": ("int8", None)}
 _CHECKPOINTED = {"none": False, "non_reentrant": True, "reentrant": True}
+_NEAREST_CHECKPOINTED: Mapping[str, str] = {"offloaded": "non_reentrant"}
+"""On the host what is kept is no longer on the device: the prediction is too high by L*T*h*s."""
+_ZERO = ("zero2", "zero3")
 _OPTIMIZERS = {
     "adamw_torch": ("adamw", "foreach"),
     "adamw_torch_fused": ("adamw", "fused"),
@@ -106,7 +109,7 @@ _REFUSALS = (
         lambda row: "It ran on several devices, and one is predicted.",
     ),
     _Refusal(
-        lambda row: row.training.parallel.strategy != "single",
+        lambda row: row.training.parallel.strategy not in ("single", *_ZERO),
         lambda row: f"Its work was divided by {row.training.parallel.strategy}, and one device alone is predicted.",
     ),
     _Refusal(
@@ -145,7 +148,7 @@ _REFUSALS = (
         lambda row: "Its optimizer steps within backward, which no setting describes.",
     ),
     _Refusal(
-        lambda row: row.training.gradient_checkpointing not in _CHECKPOINTED,
+        lambda row: row.training.gradient_checkpointing not in (*_CHECKPOINTED, *_NEAREST_CHECKPOINTED),
         lambda row: f"Its checkpointing is {row.training.gradient_checkpointing}, which no setting describes.",
     ),
     _Refusal(
@@ -181,6 +184,8 @@ def request_of(row: Observation, engine: EngineName = "estimated") -> Asked:
     shape = _shape(row.model.id, row.model.config)
     choice = choose_stack(row, engine)
     because = [*choice.foreign_because]
+    if shape.model_type in WITHOUT_CLASS:
+        because.append(f"the code of {shape.model_type} models is remote, and of its time")
     try:
         config = TrainingConfig.create(**_settings(row, shape, choice.profile, because))
     except msgspec.ValidationError as error:
@@ -203,6 +208,7 @@ def _is_first_batch(row: Observation) -> bool:
 def _settings(row: Observation, shape: ModelShape, stack: StackProfile, because: list[str]) -> dict[str, Any]:
     """Return a row's settings in the contract's words; where the nearest is taken, `because` gains the reason."""
     training = row.training
+    checkpointing = _nearest(training.gradient_checkpointing, _NEAREST_CHECKPOINTED, "checkpointing", because)
     settings: dict[str, Any] = {
         "model": {"id": row.model.id},
         "precision": {"dtype": training.base_dtype},
@@ -214,8 +220,12 @@ def _settings(row: Observation, shape: ModelShape, stack: StackProfile, because:
         },
         "attention": _attention(training, shape, stack, because),
         "loss": _loss(training, stack, because),
-        "gradient_checkpointing": _CHECKPOINTED[training.gradient_checkpointing],
+        "gradient_checkpointing": _CHECKPOINTED[checkpointing],
     }
+    if training.parallel.strategy in _ZERO:
+        because.append(
+            f"{training.parallel.strategy} with one process, whose fp32 copies and buffers are not predicted"
+        )
     quantized = _QUANTIZED[training.quantization]
     if quantized is not None:
         scheme, double_quant = quantized

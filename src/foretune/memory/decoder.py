@@ -76,6 +76,10 @@ class Decoder:
     def embed(self, input_ids: Tensor) -> Tensor:
         return ops.embedding(self.embedding, input_ids)
 
+    def head_weight(self, weight: Tensor) -> Tensor:
+        """The head's weight as the class multiplies with it."""
+        return weight
+
     # -- forward
     def __call__(
         self,

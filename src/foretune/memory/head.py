@@ -19,7 +19,16 @@ class StockHead:
     The model's forward ends with the logits, so hidden states die there unless the head is trained.
     """
 
-    def __init__(self, backbone: Backbone, weight: Tensor, bias: Tensor | None, *, has_softcap: bool) -> None:
+    def __init__(
+        self,
+        backbone: Backbone,
+        weight: Tensor,
+        bias: Tensor | None,
+        *,
+        has_softcap: bool,
+        prepared: Callable[[Tensor], Tensor] = lambda weight: weight,
+    ) -> None:
+        self.prepared = prepared
         self.backbone, self.weight, self.bias, self.has_softcap = backbone, weight, bias, has_softcap
 
     def __call__(self, input_ids: Tensor, targets: Tensor, phase: str) -> dict[str, Any]:
@@ -39,7 +48,7 @@ class StockHead:
 
     def logits(self, hidden_states: Tensor) -> Tensor:
         """[..., V], capped where the family caps them (models/gemma2/modeling_gemma2.py)."""
-        logits = linear(hidden_states, self.weight, self.bias)
+        logits = linear(hidden_states, self.prepared(self.weight), self.bias)
         if self.has_softcap:
             logits = scale(logits)
             logits = tanh(logits)

@@ -327,7 +327,13 @@ class _Run:
         bias = next((self.parameters[s.name] for s in self.shape.after if s.name.endswith("lm_head.bias")), None)
         head = HEADS[self.config.loss, self.stack.loss]
         decoder, has_softcap = self.decoder, self.shape.traits.final_softcap is not None
-        return head(lambda input_ids: decoder(input_ids, options), weight, bias, has_softcap=has_softcap)
+        return head(
+            lambda input_ids: decoder(input_ids, options),
+            weight,
+            bias,
+            has_softcap=has_softcap,
+            prepared=decoder.head_weight,
+        )
 
     def _trainable(self) -> Iterable[tuple[int | None, Tensor]]:
         if self.config.lora is None:

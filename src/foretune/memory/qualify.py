@@ -41,7 +41,7 @@ _UNTRACED = frozenset(
         # loops over tokens, where a GPU has a kernel
         "falcon_mamba", "jamba", "mamba", "recurrent_gemma",
         # no class in Transformers
-        "internlm2", "kimi_k2", "mimo", "minicpm",
+        "baichuan", "chatglm", "internlm2", "kimi_k2", "mimo", "minicpm", "qwen",
         # no causal class for the whole of text and images
         "idefics3", "kimi_k25", "mistral3", "paligemma", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe",
         "smolvlm", "step3p7",

@@ -5,7 +5,7 @@ says where a LoRA goes. Nothing here needs torch, Transformers or weights.
 """
 
 from foretune.models.catalogue import ModelEntry, list_models
-from foretune.models.families import known_model_types, shape_from_config
+from foretune.models.families import WITHOUT_CLASS, known_model_types, shape_from_config
 from foretune.models.litgpt import LITGPT_TYPES, litgpt_shape
 from foretune.models.resolve import resolve_config, resolve_model
 from foretune.models.shape import OUTSIDE, DecoderTraits, LayerKind, ModelShape, ParameterSpec, Projection
@@ -22,6 +22,7 @@ __all__ = [
     "LITGPT_TYPES",
     "OUTSIDE",
     "SCOPES",
+    "WITHOUT_CLASS",
     "DecoderTraits",
     "LayerKind",
     "ModelEntry",

@@ -12,11 +12,14 @@ from foretune.memory.families.llama import (
     Qwen2Decoder,
     Qwen3Decoder,
 )
+from foretune.memory.families.remote import BaichuanDecoder, ChatGlmDecoder, QwenDecoder
 from foretune.models import ModelShape
 
 __all__ = ["DECODERS", "decoder_of"]
 
 DECODERS: dict[str, type[Decoder]] = {
+    "baichuan": BaichuanDecoder,
+    "chatglm": ChatGlmDecoder,
     "falcon": FalconDecoder,
     "gemma": GemmaDecoder,
     "gemma2": Gemma2Decoder,
@@ -27,6 +30,7 @@ DECODERS: dict[str, type[Decoder]] = {
     "mistral": MistralDecoder,
     "olmo2": Olmo2Decoder,
     "phi3": Phi3Decoder,
+    "qwen": QwenDecoder,
     "qwen2": Qwen2Decoder,
     "qwen3": Qwen3Decoder,
     "smollm3": Qwen2Decoder,
