@@ -30,7 +30,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def config(method: str, batch: int = 2, *, checkpoints: bool = True) -> TrainingConfig:
+def config(method: str, batch: int = 2, *, tokens: int = 128, checkpoints: bool = True) -> TrainingConfig:
     fields: dict[str, Any] = {} if method == "full" else {"lora": {"rank": 8}}
     if method == "qlora":
         fields["quantization"] = {}
@@ -38,7 +38,7 @@ def config(method: str, batch: int = 2, *, checkpoints: bool = True) -> Training
         model={"id": "test/model"},
         precision={"dtype": "bf16"},
         gradient_checkpointing=checkpoints,
-        batch={"micro_batch_size": batch, "sequence_length": 128},
+        batch={"micro_batch_size": batch, "sequence_length": tokens},
         **fields,
     )
 
@@ -54,14 +54,14 @@ def test_few_layers_stand_for_all(name: str, method: str, batch: int, checkpoint
 
 
 def births(model: dict[str, Any], model_type: str) -> list[int]:
-    tape, _ = all_layers(config("lora", batch=1), shape_of(model, model_type=model_type))
+    tape, _ = all_layers(config("lora", batch=1, tokens=96), shape_of(model, model_type=model_type))
     return [num_bytes for _, num_bytes in tape.events]
 
 
 def test_alibi_is_a_mask_for_every_head() -> None:
     wide = {**MODELS["baichuan"], "hidden_size": 5120, "num_attention_heads": 40}
     assert shape_of(wide, model_type="baichuan").traits.rotary_dim is None
-    assert births(wide, "baichuan").count(2 * 40 * 128 * 128) >= 2
+    assert births(wide, "baichuan").count(2 * 40 * 96 * 96) >= 2
 
 
 def test_baichuans_head_is_normalized_in_every_forward() -> None:
