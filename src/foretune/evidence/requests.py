@@ -195,7 +195,7 @@ def request_of(row: Observation, engine: EngineName = "estimated") -> Asked:
         model_config=row.model.config,
         config=config,
         device=_device(row),
-        stack=choice.profile,
+        stack=choice.profile.with_(is_nearest=True) if because else choice.profile,
     )
     leaves_out_first = row.measured.scope == "train_steps_after_warmup"
     return Asked(request, tuple(because), leaves_out_first, _is_first_batch(row))

@@ -1,19 +1,19 @@
-"""The modules that decoders are built from, written as transformers 5.24, PEFT 0.21 and bitsandbytes 0.50 write theirs.
+"""The modules that decoders are built from, written as transformers 5.24 writes them.
 
 Local names are kept where their lifetime matters: a name rebound, an argument held by `call`, a tuple of keywords.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from foretune.memory import ops
+from foretune.memory.activations import relu_squared
 from foretune.memory.kernels import FLASH_MAX_WIDTH, AttentionKernels, flash_width
 from foretune.memory.layout import numel
 from foretune.memory.ops import (
     add,
     add_scalar,
     cat_last,
-    clone,
     contiguous,
     dropout,
     gelu,
@@ -37,7 +37,7 @@ from foretune.memory.ops import (
     unsqueeze,
     view,
 )
-from foretune.memory.tape import Grads, Node, Tensor, attach, current, node_for
+from foretune.memory.tape import Tensor, current
 
 __all__ = [
     "ACTIVATIONS",
@@ -45,8 +45,6 @@ __all__ = [
     "GatedMlp",
     "LayerNorm",
     "Linear",
-    "Linear4bit",
-    "LoraLinear",
     "Module",
     "PlainMlp",
     "RmsNorm",
@@ -57,6 +55,7 @@ __all__ = [
     "call",
     "eager_attention",
     "rotary_tables",
+    "rotated",
     "sdpa_attention",
 ]
 
@@ -103,117 +102,6 @@ class MatmulLinear:
         if self.bias is None:
             return hidden_states
         return add(hidden_states, self.bias)
-
-
-class QuantizedWeight(NamedTuple):
-    """A 4-bit weight: the packed tensor and everything its quantization state keeps."""
-
-    packed: Tensor
-    state: tuple[Any, ...]
-    shape: tuple[int, ...]
-
-
-class Linear4bit:
-    """bitsandbytes' Linear4bit: dequantizes in forward and again in backward, saves nothing but the packed weight."""
-
-    def __init__(
-        self,
-        weight: QuantizedWeight,
-        bias: Tensor | None,
-        *,
-        compute_dtype: str,
-        storage_dtype: str,
-        is_nested: bool,
-        has_gemm_4bit: bool,
-        held: list[Tensor] | None = None,
-    ) -> None:
-        self.held = held
-        self.weight, self.bias = weight, bias
-        self.compute_dtype, self.storage_dtype, self.is_nested = compute_dtype, storage_dtype, is_nested
-        self.has_gemm_4bit = has_gemm_4bit
-
-    def __call__(self, x: Tensor) -> Tensor:
-        dtype, bias = x.dtype, self.bias
-        x = to(x, self.compute_dtype)
-        if bias is not None:
-            if bias.dtype != x.dtype:  # bias.data = bias.data.to(x.dtype): for good, in the first forward
-                moved = Tensor(bias.shape, x.dtype)
-                bias.storage, bias.dtype = moved.storage, x.dtype
-                del moved
-            bias = to(bias, self.compute_dtype)
-        return to(self._product(x, bias), dtype)
-
-    def _product(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """MatMul4Bit (bitsandbytes/autograd/_functions.py)."""
-
-        def formula(grads: Grads, node: Node) -> Grads:
-            grad = grads[0]
-            assert grad is not None
-            weight = self._dequantize(grad.dtype)
-            return [ops.fold_mm(grad, weight, grad.shape[:-1])]
-
-        node = node_for(formula, x)
-        tape = current()
-        before, tape.is_grad_enabled = tape.is_grad_enabled, False
-        out = self._gemm_4bit(x, bias) if self.has_gemm_4bit else self._dequantized_linear(x, bias)
-        tape.is_grad_enabled = before
-        if node and self.held is not None:
-            self.held.append(x.detach())  # bitsandbytes up to 0.42: ctx.tensors = (A, B), as long as the graph
-        return attach(node, out)
-
-    def _dequantized_linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """bitsandbytes up to 0.49: dequantize_4bit, then F.linear."""
-        weight = self._dequantize(x.dtype)
-        return linear(x, weight, bias)
-
-    def _gemm_4bit(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """bitsandbytes 0.50 (backends/cuda/ops.py, _dequant_linear_fallback): the scales' offset is added apart, and
-        both live until the product is there (learnt on an H200)."""
-        scales = self._scales() if self.is_nested else None
-        shifted = like(scales) if scales is not None else None
-        weight = Tensor(self.weight.shape, x.dtype)
-        out = linear(x, weight, bias)
-        del shifted, scales, weight
-        return out
-
-    def _scales(self) -> Tensor:
-        return Tensor((-(-numel(self.weight.shape) // 64),), "f32")
-
-    def _dequantize(self, dtype: str) -> Tensor:
-        absmax = self._scales() if self.is_nested else None
-        out = Tensor(self.weight.shape, self.storage_dtype)
-        del absmax
-        return to(out, dtype)
-
-
-class LoraLinear:
-    """PEFT's lora.Linear (tuners/lora/layer.py), and lora.Linear4bit (bnb.py) where the base is 4-bit."""
-
-    def __init__(self, base: Module, a: Tensor, b: Tensor, probability: float) -> None:
-        self.base, self.lora_a, self.lora_b, self.probability = base, Linear(a), Linear(b), probability
-        # A function, not a bound method: nothing on the tape may be part of a cycle.
-        self.forward = LoraLinear._forward_4bit if isinstance(base, Linear4bit) else LoraLinear._forward_plain
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.forward(self, x)
-
-    def _forward_plain(self, x: Tensor) -> Tensor:
-        result = call(self.base, x)
-        dtype = result.dtype
-        x = to(x, self.lora_a.weight.dtype)
-        result = add(result, scale(call(self.lora_b, call(self.lora_a, call(dropout, x, self.probability)))))
-        result = to(result, dtype)
-        return result  # noqa: RET504
-
-    def _forward_4bit(self, x: Tensor) -> Tensor:
-        result = call(self.base, x)
-        result = clone(result)
-        expected = result.dtype
-        x = to(x, self.lora_a.weight.dtype)
-        output = scale(call(self.lora_b, call(self.lora_a, call(dropout, x, self.probability))))
-        output = to(output, expected)
-        result = add(result, output)
-        return result  # noqa: RET504
 
 
 # ------------------------------------------------------------------ norms
@@ -289,6 +177,11 @@ def _rotate_half(x: Tensor) -> Tensor:
     x1 = narrow(x, -1, width // 2)
     x2 = narrow(x, -1, width - width // 2)
     return cat_last([scale(x2), x1])
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor, rotate: Callable[[Tensor], Tensor] = _rotate_half) -> Tensor:
+    """x * cos + rotate_half(x) * sin."""
+    return add(mul(x, cos), mul(rotate(x), sin))
 
 
 def apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -508,6 +401,7 @@ ACTIVATIONS: dict[str, Module] = {
     "gelu_pytorch_tanh": gelu,
     "gelu_new": _gelu_new,
     "relu": relu,
+    "relu2": relu_squared,
 }
 """Activations whose kernels are known, by the names of transformers/activations.py."""
 

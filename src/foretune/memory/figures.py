@@ -12,8 +12,9 @@ from foretune.errors import ConfigError, UnsupportedError
 from foretune.memory.allocator import Program, Replay, replay
 from foretune.memory.answer import MemoryEstimate, PhaseMemory
 from foretune.memory.components import Facts, components_at, describe_components
+from foretune.memory.interval import intervals_around
 from foretune.memory.kernels import CUDNN_MAX_WIDTHS, MAX_MICROSTEPS, SORTED_FROM_TOKENS, AttentionKernels
-from foretune.memory.overhead import context_bytes, host_need, safety_margin
+from foretune.memory.overhead import context_bytes, host_need
 from foretune.memory.stack import StackProfile
 from foretune.models import ModelShape, Projection, lora_parameters, quantizable_params, resolve_targets
 
@@ -67,7 +68,9 @@ def _peak_phase(program: Program, result: Replay) -> str:
 def facts_of(config: TrainingConfig, shape: ModelShape) -> Facts:
     """Count what is trained, adapted and quantized. Raises ConfigError for unknown LoRA targets."""
     adapted = () if config.lora is None else resolve_targets(shape, config.lora.targets)
-    trainable = shape.text_params if config.lora is None else lora_parameters(adapted, config.lora.rank)
+    trainable = (
+        shape.text_params - shape.frozen_params if config.lora is None else lora_parameters(adapted, config.lora.rank)
+    )
     if config.lora is not None:
         trainable += _trained_beside(config.lora, shape, adapted)
     quantized = quantizable_params(shape)
@@ -118,7 +121,17 @@ def assemble(
     config, shape = facts.config, facts.shape
     context = context_bytes(device)
     attention_kernel = _kernel_name(config, kernels_run)
-    margin, basis = safety_margin(config, figures.reserved, is_extrapolated=is_extrapolated)
+    untested = _untested_paths(config, shape, device, stack, attention_kernel)
+    around = intervals_around(
+        config,
+        stack,
+        context,
+        allocated_bytes=figures.allocated,
+        reserved_bytes=figures.reserved,
+        num_params=shape.total_params,
+        is_untested=bool(untested),
+        is_extrapolated=is_extrapolated,
+    )
     return MemoryEstimate(
         kind=kind,
         estimator_version=ESTIMATOR_VERSION,
@@ -135,11 +148,14 @@ def assemble(
         requested_bytes=requested_bytes,
         allocated_bytes=figures.allocated,
         reserved_bytes=figures.reserved,
+        allocated_interval=around.allocated,
+        reserved_interval=around.reserved,
+        process_interval=around.process,
         context=context,
-        process_bytes=figures.reserved + context.likely_bytes,
-        safety_margin_bytes=margin,
-        safety_margin_basis=basis,
-        need_bytes=figures.reserved + context.high_bytes + margin,
+        process_bytes=around.process.likely_bytes,
+        safety_margin_bytes=around.reserved.high_bytes - figures.reserved,
+        safety_margin_basis=around.reserved.basis,
+        need_bytes=around.process.high_bytes,
         peak_phase=figures.peak_phase,
         components=describe_components(figures.sums, facts),
         phases=tuple(
@@ -148,7 +164,7 @@ def assemble(
         ),
         host=host_need(config, shape, facts.trainable_params),
         assumptions=(*_assumptions(config, shape, device, stack), *([EXTRAPOLATED] if is_extrapolated else [])),
-        untested_paths=_untested_paths(config, shape, device, stack, attention_kernel),
+        untested_paths=untested,
     )
 
 

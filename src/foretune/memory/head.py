@@ -26,10 +26,12 @@ class StockHead:
         bias: Tensor | None,
         *,
         has_softcap: bool,
+        is_scaled: bool = False,
         prepared: Callable[[Tensor], Tensor] = lambda weight: weight,
     ) -> None:
         self.prepared = prepared
-        self.backbone, self.weight, self.bias, self.has_softcap = backbone, weight, bias, has_softcap
+        self.backbone, self.weight, self.bias = backbone, weight, bias
+        self.has_softcap, self.is_scaled = has_softcap, is_scaled
 
     def __call__(self, input_ids: Tensor, targets: Tensor, phase: str) -> dict[str, Any]:
         """Run the step's forward; `phase` is entered where the head begins."""
@@ -47,8 +49,10 @@ class StockHead:
             return self.logits(outputs[0])
 
     def logits(self, hidden_states: Tensor) -> Tensor:
-        """[..., V], capped where the family caps them (models/gemma2/modeling_gemma2.py)."""
+        """[..., V], scaled (models/granite/modeling_granite.py) or capped (models/gemma2) where the family does."""
         logits = linear(hidden_states, self.prepared(self.weight), self.bias)
+        if self.is_scaled:
+            logits = scale(logits)
         if self.has_softcap:
             logits = scale(logits)
             logits = tanh(logits)

@@ -107,7 +107,9 @@ def reshape(t: Tensor, shape: Shape) -> Tensor:
     strides = view_strides(t.shape, t.strides, shape)
     if strides is not None:
         return _view(t, shape, strides)
-    return view(clone(t), *shape)
+    out = view(clone(t), *shape)
+    out.is_view = False  # _unsafe_view: it does not hold a base, so the engine may add to it in place
+    return out
 
 
 def transpose(t: Tensor, a: int, b: int) -> Tensor:
@@ -397,7 +399,7 @@ def softmax(t: Tensor, dtype: str | None = None, *, is_one_kernel: bool = False)
 # ------------------------------------------------------------------ norms
 def _layer_norm_grad(grads: Grads, node: Node, *saved: Tensor) -> Grads:
     grad, (first, second, third) = _only(grads), node.edges
-    t = saved[-4]
+    t = contiguous(saved[max(len(saved) - 4, 0)])
     out: Grads = [None, None, None]
     if first:
         out[0] = Tensor(t.shape, t.dtype)
@@ -408,14 +410,14 @@ def _layer_norm_grad(grads: Grads, node: Node, *saved: Tensor) -> Grads:
     return out
 
 
-def layer_norm(t: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def layer_norm(t: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     """native_layer_norm: n*s, and mean and rstd (fp32, one a row); saves input, weight, mean, rstd; backward n*s."""
     node = node_for(_layer_norm_grad, t, weight, bias)
-    x = contiguous(t)
+    x = contiguous(t.detach())
     out = Tensor(x.shape, x.dtype)
     mean, rstd = Tensor((*t.shape[:-1], 1), "f32"), Tensor((*t.shape[:-1], 1), "f32")
     if node:
-        node.save(bias, x, mean, rstd, weight)
+        node.save(bias, t, weight, mean, rstd)
     del mean, rstd
     return attach(node, out)
 

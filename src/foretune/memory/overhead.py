@@ -1,4 +1,4 @@
-"""What lies outside the allocator, what we add because we may be wrong, and what host and disk must hold."""
+"""What lies outside the allocator, and what host and disk must hold."""
 
 from foretune.contract import TrainingConfig
 from foretune.devices import DeviceSpec
@@ -6,7 +6,7 @@ from foretune.memory.answer import ByteRange, HostNeed
 from foretune.models import ModelShape
 from foretune.units import GIB, MIB
 
-__all__ = ["context_bytes", "host_need", "safety_margin"]
+__all__ = ["context_bytes", "host_need"]
 
 T4_CONTEXT_BYTES = 147_718_144
 """process - reserved on each of 44 published T4 runs, whatever kernels and torch version: 140.875 MiB."""
@@ -14,8 +14,6 @@ T4_CONTEXT_BYTES = 147_718_144
 HOPPER_CONTEXT_BYTES = 787_283_968, 804_061_184
 """Used on the device beside reserved, least and most of thirteen runs on an H200 (torch 2.11, CUDA 13.0): 750.8 to
 766.8 MiB, the more with cuDNN's attention."""
-
-EXTRAPOLATION_PERCENT = 5
 
 ITEM = {"bf16": 2, "fp16": 2, "fp32": 4}
 
@@ -36,23 +34,6 @@ def context_bytes(device: DeviceSpec | None) -> ByteRange:
         return ByteRange(low_bytes=least, likely_bytes=most, high_bytes=most, basis=basis)
     basis = "not measured on this device: published reports lie between 0.3 and 1 GiB"
     return ByteRange(low_bytes=3 * GIB // 10, likely_bytes=GIB // 2, high_bytes=GIB, basis=basis)
-
-
-def safety_margin(config: TrainingConfig, reserved_bytes: int, *, is_extrapolated: bool = False) -> tuple[int, str]:
-    """Return what is added because the estimate may be wrong, and its basis; it depends on the need alone.
-
-    Source: reserved against 55 published runs of a plain loop on its own stack (docs/accuracy.md): with 16-bit weights
-    all lie within 1 %; under nf4, where other loaders quantize in no fixed order, nine in ten lie within 10 %. Programs
-    too long to replay whole: reserved was up to 4.1 % low where they were replayed all the same, so 5 % more.
-    """
-    is_quantized = config.quantization is not None
-    share = 10 if is_quantized else 1
-    covered = "nine in ten published nf4 runs" if is_quantized else "all published 16-bit runs"
-    basis = f"{share} % of reserved, which covers {covered} of a known stack, and 64 MiB"
-    if is_extrapolated:
-        share += EXTRAPOLATION_PERCENT
-        basis += f"; {EXTRAPOLATION_PERCENT} % more, since so long a program is extrapolated"
-    return reserved_bytes * share // 100 + 64 * MIB, basis
 
 
 def host_need(config: TrainingConfig, shape: ModelShape, trainable_params: int) -> HostNeed:

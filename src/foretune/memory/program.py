@@ -9,25 +9,21 @@ from typing import Any, NamedTuple
 
 from foretune.contract import TrainingConfig
 from foretune.memory import ops
-from foretune.memory.blocks import (
-    Linear,
-    Linear4bit,
-    LoraLinear,
-    Module,
-    QuantizedWeight,
-)
+from foretune.memory.adapters import Adapter, DoraLinear, LoraLinear
+from foretune.memory.blocks import Conv1d, Linear, Module
 from foretune.memory.decoder import Decoder, Modules, RunOptions
 from foretune.memory.families import decoder_of
-from foretune.memory.families.litgpt import adapted as with_litgpt_adapter
+from foretune.memory.families.litgpt import LitGptAdapter
 from foretune.memory.families.litgpt_head import HeldInputs, LitGptHead
 from foretune.memory.head import HEADS, StockHead
 from foretune.memory.kernels import MAX_MICROSTEPS, NUM_UPDATES, AttentionKernels
 from foretune.memory.layout import numel
 from foretune.memory.optimizers import clip_gradients, make_optimizer
+from foretune.memory.quantized import Linear4bit, Quantizer4bit, Quantizer8bit
 from foretune.memory.stack import StackProfile
 from foretune.memory.tape import ITEM_BYTES, Tape, Tensor, backward, drop_graph, recording
 from foretune.memory.templates import EMPTY, Recording, StandIns, find_stand_ins
-from foretune.models import OUTSIDE, ModelShape, ParameterSpec, Projection
+from foretune.models import OUTSIDE, LayerKind, ModelShape, ParameterSpec, Projection
 
 __all__ = ["TAPE_DTYPES", "emitted_microsteps", "record_program", "record_tape"]
 
@@ -119,12 +115,11 @@ class _Run:
         self.index_of = {layer: index for index, layer in enumerate(self.layers)}
         self.num_standing_for = Counter(stand_ins.of)
         self.parameters: dict[str, Tensor] = {}
-        self.quantized: dict[str, QuantizedWeight] = {}
-        self.adapters: dict[str, tuple[Tensor, Tensor]] = {}
-        self.parts: dict[str, tuple[int, ...]] = {}
+        self.quantized: dict[str, Any] = {}
+        self.adapters: dict[str, Adapter] = {}
         self.held = HeldInputs()
         self.kept: list[Any] = []
-        self.code_map: Tensor | None = None
+        self.quantizer = self._quantizer()
         self._load()
         self._prepare(adapted)
         self.decoder = self._build(kernels)
@@ -159,61 +154,50 @@ class _Run:
         for name, layer, spec, is_quantized in named:
             tape.segment("load", layer)
             if is_quantized:
-                self.quantized[name] = self._quantize(spec.shape)
+                assert self.quantizer is not None
+                packed_from = "f16" if self.shape.code == "litgpt" else self._dtype_of(spec)
+                self.quantized[name] = self.quantizer.load(spec.shape, packed_from)
             else:
-                self.parameters[name] = Tensor(spec.shape, self.dtype, needs_grad=is_full)
-        tape.segment("buffers")
+                self.parameters[name] = Tensor(
+                    spec.shape, self._dtype_of(spec), needs_grad=is_full and not spec.is_frozen
+                )
+        self.buffers: dict[str, Tensor] = {}
         family = decoder_of(self.shape)
-        self.buffers = {
-            name: Tensor(shape, dtype) for name, shape, dtype in family.buffers(self.shape.traits, self.dtype)
-        }
+        kind_of = {layer: kind for kind in self.shape.kinds for layer in kind.layers}
+        for layer in self.layers:
+            for name, size, dtype in _layer_buffers(family, self.shape, kind_of[layer], self.dtype):
+                tape.segment("layer buffers", self.index_of[layer])
+                self.buffers[f"{self.shape.layer_prefix}{layer}.{name}"] = Tensor(size, dtype)
+        tape.segment("buffers")
+        for name, size, dtype in family.buffers(self.shape.traits, self.dtype):
+            self.buffers[name] = Tensor(size, dtype)
+
+    def _dtype_of(self, spec: ParameterSpec) -> str:
+        is_kept = spec.name in decoder_of(self.shape).parameters_in_32bit
+        return "f32" if is_kept else self.dtype
+
+    def _quantizer(self) -> Quantizer4bit | Quantizer8bit | None:
+        settings = self.config.quantization
+        if settings is None:
+            return None
+        if settings.scheme == "int8":
+            return Quantizer8bit()
+        compute_dtype = TAPE_DTYPES[settings.compute_dtype_for(self.config.precision)]
+        return Quantizer4bit(settings, self.stack, compute_dtype)
 
     def _packed_bytes(self) -> int:
         """caching_allocator_warmup (transformers/modeling_utils.py): parameters at their packed size, and buffers."""
-        item = ITEM_BYTES[self.dtype]
+        settings = self.config.quantization
+        per_byte = 1 if settings is not None and settings.scheme == "int8" else 2
         family = decoder_of(self.shape)
         buffers = family.buffers(self.shape.traits, self.dtype)
+        for kind in self.shape.kinds:
+            buffers += _layer_buffers(family, self.shape, kind, self.dtype) * len(kind.layers)
         total = sum(numel(shape) * ITEM_BYTES[dtype] for _, shape, dtype in buffers)
         for _, spec in self.shape.parameters():
-            total += spec.num_elements // 2 if spec.role == "linear" else spec.num_elements * item
+            item = ITEM_BYTES[self._dtype_of(spec)]
+            total += spec.num_elements // per_byte if spec.role == "linear" else spec.num_elements * item
         return total
-
-    def _quantize(self, shape: tuple[int, ...]) -> QuantizedWeight:
-        """bitsandbytes' quantize_4bit (functional.py): packed bytes and scales stay, the rest goes."""
-        n = numel(shape)
-        num_blocks = -(-n // 64)
-        quantization = self.config.quantization
-        assert quantization is not None
-        is_nested, keeps_tables = quantization.uses_double_quant, self.stack.copies_code_tables
-        weight = Tensor((n,), self.dtype)
-        absmax = Tensor((num_blocks,), "f32")
-        packed = Tensor(((n + 1) // 2, 1), "u8")
-        code = self._code_table() if keeps_tables else None
-        if not is_nested:
-            state: tuple[Any, ...] = (Tensor((num_blocks,), "f32"),) if not keeps_tables else (absmax, code)
-            del absmax, weight
-            return QuantizedWeight(packed, state, shape)
-        offset = Tensor((1,), "f32")
-        if not keeps_tables:
-            codes = Tensor((num_blocks,), "u8"), Tensor((-(-num_blocks // 256),), "f32")
-            state = (*codes, Tensor((1,), "f32"))
-            del offset, absmax, weight
-            return QuantizedWeight(packed, state, shape)
-        self.tape.reduction(1, num_blocks, is_inner=True)
-        centred = Tensor((num_blocks,), "f32")
-        if self.code_map is None:  # kept by the library from the first weight on (functional.py, name2qmap)
-            self.code_map = Tensor((256,), "f32")
-        scales = Tensor((-(-num_blocks // 256),), "f32")
-        codes = Tensor((num_blocks,), "u8"), scales
-        state = (*codes, Tensor((256,), "f32"), offset, code)
-        del centred, offset, absmax, weight
-        return QuantizedWeight(packed, state, shape)
-
-    def _code_table(self) -> Tensor:
-        """get_4bit_type: a table of 16 numbers, normed by its largest magnitude."""
-        table, magnitudes, largest = Tensor((16,), "f32"), Tensor((16,), "f32"), Tensor((), "f32")
-        del magnitudes, largest
-        return table
 
     # -- prepare
     def _prepare(self, adapted: tuple[Projection, ...]) -> None:
@@ -227,31 +211,50 @@ class _Run:
         if config.lora is None:
             return
         lora = config.lora
+        kind_of = {layer: kind for kind in self.shape.kinds for layer in kind.layers}
         tape.component = "adapters"
-        for layer in (OUTSIDE, *self.layers):
-            for module, parts in _modules_of(adapted, layer).items():
-                tape.segment("adapters", self.index_of.get(layer))
-                name = module if layer == OUTSIDE else f"{self.shape.layer_prefix}{layer}.{module}"
-                widths = tuple(part.out_features for part in parts)
-                a = Tensor((lora.rank * len(parts), parts[0].in_features), self.dtype, needs_grad=True)
-                b = Tensor((sum(widths), lora.rank), self.dtype, needs_grad=True)
-                self.adapters[name], self.parts[name] = (a, b), widths
-        del a, b
+        if self.shape.code == "litgpt":
+            self._adapt_litgpt(adapted, lora.rank)
+        for layer in self.layers if self.shape.code == "transformers" else ():
+            here = {f"{projection.name}.weight": projection for projection in adapted if layer in projection.layers}
+            for projection in [here[spec.name] for spec in kind_of[layer].parameters if spec.name in here]:
+                tape.segment("adapters", self.index_of[layer])
+                name = f"{self.shape.layer_prefix}{layer}.{projection.name}"
+                adapter = Adapter(projection.in_features, projection.out_features, lora.rank, self.dtype)
+                if lora.use_dora:
+                    adapter.measure(self._base(name, Linear if projection.is_quantizable else Conv1d))
+                self.adapters[name] = adapter
         self._cast_adapters(TAPE_DTYPES[config.precision.adapter_dtype])
         tape.component = "weights"
         tape.segment("adapters end")
+
+    def _adapt_litgpt(self, adapted: tuple[Projection, ...], rank: int) -> None:
+        """One pair of matrices for each linear layer, whose parts may be enabled one by one."""
+        for layer in (OUTSIDE, *self.layers):
+            modules: dict[str, list[Projection]] = {}
+            for projection in adapted:
+                if layer in projection.layers:
+                    modules.setdefault(projection.part_of or projection.name, []).append(projection)
+            for module, parts in modules.items():
+                self.tape.segment("adapters", self.index_of.get(layer))
+                name = module if layer == OUTSIDE else f"{self.shape.layer_prefix}{layer}.{module}"
+                widths = tuple(part.out_features for part in parts)
+                self.adapters[name] = LitGptAdapter(
+                    parts[0].in_features, widths, rank, self.dtype, is_fused=parts[0].part_of is not None
+                )
 
     def _cast_adapters(self, dtype: str) -> None:
         """PEFT makes adapters in the base's dtype and casts them once all are there (cast_adapter_dtype)."""
         if dtype == self.dtype:
             return
-        for name, (a, b) in self.adapters.items():
-            layer = int(name.removeprefix(self.shape.layer_prefix).split(".", 1)[0])
-            self.tape.segment("adapters cast", self.index_of[layer])
-            for matrix in (a, b):
-                wide = Tensor(matrix.shape, dtype)
-                matrix.storage, matrix.dtype = wide.storage, dtype
-                del wide
+        for name, adapter in self.adapters.items():
+            self.tape.segment("adapters cast", self._index_in(name))
+            adapter.cast(dtype)
+
+    def _index_in(self, name: str) -> int | None:
+        """Return the index of the recorded layer that a module belongs to; None: it is outside the layers."""
+        inside = name.removeprefix(self.shape.layer_prefix)
+        return None if inside == name else self.index_of[int(inside.split(".", 1)[0])]
 
     def _upcast(self, parameter: Tensor) -> None:
         """param.data = param.data.to(torch.float32) (peft/utils/other.py)."""
@@ -269,6 +272,7 @@ class _Run:
             linear=self._linear,
             weight=self.parameters.__getitem__,
             optional=self.parameters.get,
+            has=self._has_linear,
             buffer=self.buffers.__getitem__,
             attention="eager" if self.config.attention == "eager" else "sdpa",
             kernels=kernels,
@@ -279,71 +283,62 @@ class _Run:
         )
         return decoder_of(self.shape)(modules)
 
-    def _linear(self, name: str, plain: Callable[..., Module] = Linear) -> Module:
-        bias = self.parameters.get(f"{name}.bias")
-        base: Module
-        if f"{name}.weight" in self.quantized:
-            quantization = self.config.quantization
-            assert quantization is not None
-            base = Linear4bit(
-                self.quantized[f"{name}.weight"],
-                bias,
-                compute_dtype=TAPE_DTYPES[quantization.compute_dtype or self.config.precision.dtype],
-                storage_dtype=self.dtype if self.shape.code == "transformers" else "f16",
-                is_nested=quantization.uses_double_quant,
-                has_gemm_4bit=self.stack.has_gemm_4bit,
-                held=self.held.of_layer(self._layer_of(name)) if self.shape.code == "litgpt" else None,
-            )
-        else:
-            base = plain(self.parameters[f"{name}.weight"], bias)
-        if name not in self.adapters:
-            return base
-        lora = self.config.lora
-        probability = lora.dropout if lora else 0.0
-        if self.shape.code == "litgpt":
-            matrices, parts = self.adapters[name], self.parts[name]
-            traits, code = self.shape.traits, self.stack.model_code
-            return with_litgpt_adapter(name, base, matrices, probability, parts=parts, traits=traits, code=code)
-        return LoraLinear(base, *self.adapters[name], probability)
+    def _has_linear(self, name: str) -> bool:
+        return f"{name}.weight" in self.parameters or f"{name}.weight" in self.quantized
 
-    def _layer_of(self, name: str) -> int | None:
-        """Index of the recorded layer that a module is in."""
-        inside = name.removeprefix(self.shape.layer_prefix)
-        return None if inside == name else self.index_of[int(inside.split(".", 1)[0])]
+    def _base(self, name: str, plain: Callable[..., Module] = Linear) -> Module:
+        bias = self.parameters.get(f"{name}.bias")
+        if f"{name}.weight" not in self.quantized:
+            return plain(self.parameters[f"{name}.weight"], bias)
+        assert self.quantizer is not None
+        layer = self.quantizer.linear(self.quantized[f"{name}.weight"], bias)
+        if self.shape.code == "litgpt" and isinstance(layer, Linear4bit):
+            layer.held = self.held.of_layer(self._index_in(name))
+        return layer
+
+    def _linear(self, name: str, plain: Callable[..., Module] = Linear) -> Module:
+        base, lora = self._base(name, plain), self.config.lora
+        if lora is None or name not in self.adapters:
+            return base
+        adapter = self.adapters[name]
+        if isinstance(adapter, LitGptAdapter):
+            return adapter.around(base, lora.dropout, self.shape.traits, self.stack.model_code)
+        layer = DoraLinear if lora.use_dora else LoraLinear
+        return layer(base, adapter, lora.dropout)
 
     def _make_head(self, options: RunOptions) -> StockHead | LitGptHead:
+        decoder, has_softcap = self.decoder, self.shape.traits.final_softcap is not None
         if self.shape.code == "litgpt":
-            decoder = self.decoder
             return LitGptHead(
                 lambda input_ids: decoder(input_ids, options),
                 self._linear("lm_head"),
                 self.held,
                 is_chunked=self.config.lora is not None,
-                has_softcap=self.shape.traits.final_softcap is not None,
+                has_softcap=has_softcap,
             )
         weight = self.decoder.embedding
         if not self.shape.tied_embeddings:
             weight = next(self.parameters[spec.name] for spec in self.shape.after if spec.role == "head")
         bias = next((self.parameters[s.name] for s in self.shape.after if s.name.endswith("lm_head.bias")), None)
         head = HEADS[self.config.loss, self.stack.loss]
-        decoder, has_softcap = self.decoder, self.shape.traits.final_softcap is not None
         return head(
             lambda input_ids: decoder(input_ids, options),
             weight,
             bias,
             has_softcap=has_softcap,
+            is_scaled=decoder.scales_logits,
             prepared=decoder.head_weight,
         )
 
     def _trainable(self) -> Iterable[tuple[int | None, Tensor]]:
         if self.config.lora is None:
-            for name, layer, _, _ in self.order:
-                yield layer, self.parameters[name]
+            for name, layer, spec, _ in self.order:
+                if not spec.is_frozen:
+                    yield layer, self.parameters[name]
             return
-        for name, (a, b) in self.adapters.items():
-            layer = self._layer_of(name)
-            yield layer, a
-            yield layer, b
+        for name, adapter in self.adapters.items():
+            for parameter in adapter.parameters():
+                yield self._index_in(name), parameter
 
     # -- updates
     def train(self, num_updates: int) -> None:
@@ -442,13 +437,11 @@ class _Run:
         return None, None
 
 
-def _modules_of(adapted: Iterable[Projection], layer: int) -> dict[str, list[Projection]]:
-    """The linear layers with adapters in one layer of the stack, each with the parts of it that have one."""
-    modules: dict[str, list[Projection]] = {}
-    for projection in adapted:
-        if layer in projection.layers:
-            modules.setdefault(projection.part_of or projection.name, []).append(projection)
-    return modules
+def _layer_buffers(
+    family: type[Decoder], shape: ModelShape, kind: LayerKind, dtype: str
+) -> list[tuple[str, tuple[int, ...], str]]:
+    names = frozenset(parameter.name for parameter in kind.parameters)
+    return family.layer_buffers(shape.traits, names, dtype)
 
 
 def _natural(name: str) -> list[tuple[int, int, str]]:

@@ -26,8 +26,6 @@ class _Refusal(NamedTuple):
 
 REFUSED_SETTINGS = (
     _Refusal("device", "cpu", "the memory of a run on the CPU", "Set device: cuda."),
-    _Refusal("quantization.scheme", "int8", "an 8-bit base", "Set quantization.scheme: nf4, or trace it.", True),
-    _Refusal("lora.use_dora", True, "DoRA", "Set lora.use_dora: false, or trace it.", True),
     _Refusal("attention", "flash_attention_2", "the flash-attn package", "Set attention: sdpa, or trace it.", True),
     _Refusal("loss", "liger", "Liger's loss", "Set loss: chunked, or trace it.", True),
     _Refusal("batch.packing", True, "a batch of packed rows", "Set batch.packing: false."),
@@ -84,8 +82,9 @@ def setting_problems(config: TrainingConfig, stack: StackProfile, verb: str) -> 
     if lora is not None and lora.modules_to_save and verb == "estimated":
         text = "lora.modules_to_save: a module trained whole beside adapters is not estimated yet."
         problems.append(Problem(text, "Leave it empty, or trace it.", None, "lora.modules_to_save"))
-    if lora is not None and lora.use_dora and config.quantization is not None:
-        text = f"lora.use_dora is true: DoRA on a quantized base is not {verb} yet."
+    is_4bit = config.quantization is not None and config.quantization.scheme == "nf4"
+    if lora is not None and lora.use_dora and is_4bit and not stack.copies_code_tables:
+        text = f"lora.use_dora is true: DoRA on a 4-bit base is not {verb} yet for the stack {stack.name}."
         problems.append(Problem(text, "Leave quantization out, or set lora.use_dora: false.", None, "lora.use_dora"))
     return problems
 
@@ -104,6 +103,14 @@ def _litgpt_problems(config: TrainingConfig, stack: StackProfile, verb: str) -> 
     if config.lora is not None and precision.adapter_dtype != precision.dtype:
         own = f"{precision.adapter_dtype}: litgpt's adapters have the format of its weights"
         wrong.append(("precision.adapter_dtype", own, precision.dtype))
+    lora = config.lora
+    if lora is not None and lora.use_dora:
+        wrong.append(("lora.use_dora", "true: litgpt has none", "false"))
+    if lora is not None and lora.modules_to_save:
+        wrong.append(("lora.modules_to_save", "set: litgpt trains adapters alone", "[]"))
+    if config.quantization is not None and config.quantization.scheme != "nf4":
+        what = f"{config.quantization.scheme}: litgpt's base of that kind is not estimated yet"
+        wrong.append(("quantization.scheme", what, "nf4"))
     if config.quantization is not None and config.optimizer.name != "adamw":
         name = f"{config.optimizer.name}: under a quantized base litgpt takes bitsandbytes' paged AdamW"
         wrong.append(("optimizer.name", name, "adamw"))

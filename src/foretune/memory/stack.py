@@ -36,6 +36,8 @@ class StackProfile(Value, frozen=True, kw_only=True):
     """What one stack does. The defaults are foretune's own runtime."""
 
     name: str
+    is_nearest: bool = False
+    """What will run is another stack, which no profile describes: this one is only the nearest."""
     torch: str = "2.13"
     transformers: str = "5.24"
     peft: str = "0.21"
@@ -55,6 +57,8 @@ class StackProfile(Value, frozen=True, kw_only=True):
     the others read an unquantized model into host memory (trl/trainer/utils.py, create_model_from_path)."""
     copies_code_tables: bool = True
     """bitsandbytes 0.50 keeps a 64 B code table and, nested, a copy of the 1 KiB map with each weight."""
+    quantizes_on_threads: bool = False
+    """The loader quantizes on four threads, in no fixed order (Transformers 5.0 to 5.16): what is reserved varies."""
     kbit_upcast: Literal["none", "norms", "all"] = "none"
     """Which unquantized parameters become fp32 under quantization (prepare_model_for_kbit_training: all)."""
     empties_cache: bool = True
@@ -138,7 +142,8 @@ class StackProfile(Value, frozen=True, kw_only=True):
     def description(self) -> str:
         """Name and versions in one line."""
         libraries = f"torch {self.torch}, transformers {self.transformers}, peft {self.peft}"
-        return f"{self.name}: {libraries}, bitsandbytes {self.bitsandbytes}, {self.platform}"
+        name = f"nearest to {self.name}" if self.is_nearest else self.name
+        return f"{name}: {libraries}, bitsandbytes {self.bitsandbytes}, {self.platform}"
 
     def on(self, device: DeviceSpec | None) -> "StackProfile":
         """Return the profile with what depends on the device: from compute capability 9.0 larger workspaces."""
@@ -212,7 +217,13 @@ MANUAL_LOOP = StackProfile(
 input gradients on, one batch, `model(input_ids=..., labels=...)`; keys and values are repeated before attention."""
 
 MANUAL_LOOP_5_0 = MANUAL_LOOP.with_(
-    name="manual-loop-5.0", torch="2.10", transformers="5.0", peft="0.19", empties_cache=False, prefers_cudnn=False
+    name="manual-loop-5.0",
+    torch="2.10",
+    transformers="5.0",
+    peft="0.19",
+    empties_cache=False,
+    prefers_cudnn=False,
+    quantizes_on_threads=True,
 )
 """The same on Transformers 5.0 and PEFT 0.19, which does not empty the cache. Its loader quantizes on four threads,
 so under nf4 reserved varies from run to run; the order here is one of them."""

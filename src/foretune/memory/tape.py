@@ -245,6 +245,10 @@ class Node:
             self.saved[i] = None
         self.saved = []
 
+    def __del__(self) -> None:
+        """A node that goes unused lets go of its own tensors before the nodes behind it (deleteNode, function.cpp)."""
+        self.release()
+
 
 class _Accumulate:
     """The end of an edge: a leaf that keeps its gradient."""
@@ -388,7 +392,7 @@ def _fit(out: Grads, i: int, edge: tuple[Any, int, Shape, str] | None) -> Tensor
             is_inner = not shape or shape[-1] != grad.shape[-1]
             total = Tensor(shape, grad.dtype)
             current().reduction(outputs, inputs, is_inner=is_inner)
-            grad = total
+            grad = total if len(grad.shape) == len(shape) else total.detach()  # sum_to: leading dimensions by a view
             del total
         else:
             strides = view_strides(grad.shape, grad.strides, shape)
@@ -399,13 +403,17 @@ def _fit(out: Grads, i: int, edge: tuple[Any, int, Shape, str] | None) -> Tensor
 
 
 def drop_graph(edge: tuple[Any, int] | None) -> None:
-    """Let go of a finished graph from the loss's edge down, without recursion (CPython defers deep deallocations)."""
+    """Let go of a finished graph from the loss's edge down, without recursion (deleteNode in torch's function.cpp): a
+    node goes when the last edge to it has."""
     todo = [edge[0]] if edge is not None else []
     while todo:
         node = todo.pop()
-        if node.edges:
-            todo.extend(e[0] for e in node.edges if e)
-            node.edges = ()
+        edges, node.edges = [e for e in node.edges if e], ()
+        while edges:
+            target = edges.pop(0)[0]
+            if getrefcount(target) <= 2:  # the name and the argument: nobody else leads there
+                todo.append(target)
+            del target
 
 
 # ------------------------------------------------------------------ activation checkpointing

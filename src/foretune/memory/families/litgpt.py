@@ -8,6 +8,7 @@ head too.
 from typing import Any
 
 from foretune.memory import blocks, ops
+from foretune.memory.adapters import Adapter
 from foretune.memory.blocks import LayerNorm, Module, call
 from foretune.memory.decoder import Decoder, Layer, Modules, RunOptions
 from foretune.memory.families.litgpt_ops import (
@@ -44,7 +45,7 @@ from foretune.memory.ops import (
 from foretune.memory.tape import Tensor, current
 from foretune.models import DecoderTraits
 
-__all__ = ["LitGptDecoder", "LitGptLora", "LitGptQkvLora", "adapted"]
+__all__ = ["LitGptAdapter", "LitGptDecoder", "LitGptLora", "LitGptQkvLora"]
 
 
 _PLAIN_MLP = ("falcon", "gpt_neox", "phi")
@@ -124,33 +125,31 @@ class LitGptQkvLora:
         return index_copy_in_place(result, self.index, x)
 
 
-def adapted(
-    name: str,
-    linear: Module,
-    matrices: tuple[Tensor, Tensor],
-    probability: float,
-    *,
-    parts: tuple[int, ...],
-    traits: DecoderTraits,
-    code: str,
-) -> Module:
-    """Put an adapter around a linear layer; `parts` are the widths of the parts of the fused projection that it has."""
-    a, b = matrices
-    if not name.endswith("attn.attn"):
-        return LitGptLora(linear, a, b, probability)
-    assert traits.num_heads is not None
-    assert traits.num_kv_heads is not None
-    assert traits.head_dim is not None
-    return LitGptQkvLora(
-        linear,
-        a,
-        b,
-        probability,
-        parts=parts,
-        out_features=(traits.num_heads + 2 * traits.num_kv_heads) * traits.head_dim,
-        is_grouped=traits.num_heads != traits.num_kv_heads,
-        code=code,
-    )
+class LitGptAdapter(Adapter):
+    """The matrices of one linear layer: A has `rank` rows for each enabled part, B the rows of all of them."""
+
+    def __init__(self, in_features: int, parts: tuple[int, ...], rank: int, dtype: str, *, is_fused: bool) -> None:
+        self.parts, self.is_fused, self.magnitude = parts, is_fused, None
+        self.lora_a = Tensor((rank * len(parts), in_features), dtype, needs_grad=True)
+        self.lora_b = Tensor((sum(parts), rank), dtype, needs_grad=True)
+
+    def around(self, linear: Module, probability: float, traits: DecoderTraits, code: str) -> Module:
+        """Put the adapter around its linear layer."""
+        if not self.is_fused:
+            return LitGptLora(linear, self.lora_a, self.lora_b, probability)
+        assert traits.num_heads is not None
+        assert traits.num_kv_heads is not None
+        assert traits.head_dim is not None
+        return LitGptQkvLora(
+            linear,
+            self.lora_a,
+            self.lora_b,
+            probability,
+            parts=self.parts,
+            out_features=(traits.num_heads + 2 * traits.num_kv_heads) * traits.head_dim,
+            is_grouped=traits.num_heads != traits.num_kv_heads,
+            code=code,
+        )
 
 
 # ------------------------------------------------------------------ modules

@@ -17,6 +17,7 @@ from foretune.memory.figures import assemble, facts_of, figures_of, kernels_of
 from foretune.memory.stack import FORETUNE, StackProfile
 from foretune.models import ModelShape
 from foretune.runtime.trace.callers import CallersRun
+from foretune.runtime.trace.dequantize import dequantizing
 from foretune.runtime.trace.recorder import Birth, Recorder
 from foretune.runtime.trace.run import OwnRun
 from foretune.runtime.trace.stand_ins import cuda_paths
@@ -73,7 +74,7 @@ def record_run(
     raw_config: Mapping[str, Any],
 ) -> Program:
     """Run a fine-tune without data under a device's paths; the recorder has its births."""
-    with _quiet_collector(), paths, _backward_noticed(recorder):
+    with _quiet_collector(), paths, _backward_noticed(recorder), dequantizing(config):
         run = _kind_of(recorder.stack)(recorder, config, facts_of(config, shape), raw_config, recorder.stack)
         with recorder:
             run.train()
