@@ -10,6 +10,8 @@ from foretune.errors import ConfigError, UnsupportedError
 from foretune.memory import PROFILES, estimate_memory
 from foretune.memory.estimate import record
 from foretune.memory.families.litgpt_head import HeldInputs
+from foretune.memory.families.litgpt_ops import split
+from foretune.memory.ops import linear
 from foretune.memory.tape import Tensor, recording
 from foretune.memory.templates import Recording
 from foretune.models import ModelShape, litgpt_shape
@@ -169,3 +171,14 @@ def test_the_trace_refuses_litgpt_by_name(stack: str) -> None:
     with pytest.raises(UnsupportedError, match=f"The stack {stack} runs litgpt's own model classes") as caught:
         require_runnable(config(), PROFILES[stack])
     assert f"foretune estimate --stack {stack}" in str(caught.value)
+
+
+def test_a_slice_of_rows_is_multiplied_without_a_copy_by_a_frozen_weight() -> None:
+    """LinearAlgebra.cpp, should_fold; the head's chunks at a batch of two. A trained weight has its input copied."""
+    for is_trained, births in [(False, [2 * 10 * 16 * 2]), (True, [2 * 10 * 8 * 2, 2 * 10 * 16 * 2])]:
+        with recording(PROFILES["litgpt-0.4"].device_rules()._replace(cublas_bytes=0)) as tape:
+            x, weight = Tensor((2, 20, 8), "bf16"), Tensor((16, 8), "bf16", needs_grad=is_trained)
+            before = len(tape.events)
+            part = split(x, 1, (10, 10))[0]
+            linear(part, weight)
+            assert [size for _, size in tape.events[before:] if size > 0] == births

@@ -217,7 +217,7 @@ class LitGptAttention:
         q = cat_last([q_roped, narrow(q, -1, rest)])
         k = cat_last([k_roped, narrow(k, -1, rest)])
         if self.slides:
-            mask = self._window(q)
+            mask, _sliding_window_bias = self._window(q)
         y = call(self._attend, q, k, v, mask)
         y = reshape(y, (b, t, heads[1] * self.head_size))
         output: Tensor = call(self.proj, y)
@@ -245,15 +245,14 @@ class LitGptAttention:
         current().temporaries(numel(mask.shape))
         return mask
 
-    def _window(self, q: Tensor) -> Tensor:
-        """The triangle, and a second one of what lies too far back, added to it in place."""
+    def _window(self, q: Tensor) -> tuple[Tensor, Tensor]:
+        """The triangle, and a second one of what lies too far back, added to it in place and kept by a local."""
         mask = self._triangle(q)
         ones = Tensor(mask.shape, q.dtype)
         bias = Tensor(mask.shape, q.dtype)
         del ones
         current().temporaries(numel(mask.shape))
-        del bias
-        return mask
+        return mask, bias
 
 
 class LitGptMlp:

@@ -129,8 +129,7 @@ def cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:
 
 def mean_of(losses: Sequence[Tensor], targets: Tensor) -> Tensor:
     """torch.cat(losses).sum() / the number of targets that count."""
-    counted = Tensor((), "i64")
-    current().temporaries(numel(targets.shape))
+    counted = _count(Tensor(targets.shape, "bool"))
     joined = cat(losses, 0)
     shape, dtype = joined.shape, joined.dtype
 
@@ -147,6 +146,13 @@ def mean_of(losses: Sequence[Tensor], targets: Tensor) -> Tensor:
     if node:
         node.save(divisor)
     return attach(node, Tensor((), dtype))
+
+
+def _count(is_counted: Tensor) -> Tensor:
+    """sum of truth values, as int64 from a copy."""
+    out = Tensor((), "i64")
+    current().temporaries(8 * numel(is_counted.shape))
+    return out
 
 
 def flat(t: Tensor) -> Tensor:
