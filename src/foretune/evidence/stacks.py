@@ -87,9 +87,6 @@ def choose_stack(row: Observation, engine: EngineName = "estimated") -> StackCho
             break
     else:
         profile, because = _nearest(row, engine), [f"no profile describes the driver {software.driver}"]
-    if engine == "estimated" and profile.unwritten:
-        because += [f"the estimate has no {what}" for what in profile.unwritten]
-        profile = _nearest(row, engine)
     if engine == "traced" and profile.model_code != "transformers":
         because.append(f"the trace has no {profile.model_code}")
         profile = _nearest(row, engine)

@@ -119,10 +119,13 @@ class LoraLinear:
         result = call(self.base, x)
         if isinstance(self.base, Linear4bit):
             result = clone(result)
+        converts = current().autocast is None
         expected = result.dtype
-        x = to(x, self.lora_a.weight.dtype)
+        if converts:
+            x = to(x, self.lora_a.weight.dtype)
         output = scale(call(self.lora_b, call(self.lora_a, call(dropout, x, self.probability))))
-        output = to(output, expected)
+        if converts:
+            output = to(output, expected)
         result = add(result, output)
         return result  # noqa: RET504
 

@@ -8,7 +8,7 @@ from foretune.errors import ConfigError, UnsupportedError
 from foretune.memory.allocator import Program
 from foretune.memory.answer import MemoryEstimate
 from foretune.memory.components import COMPONENT_ORDER, ITEM, Facts
-from foretune.memory.figures import Figures, assemble, facts_of, figures_of, kernels_of
+from foretune.memory.figures import Figures, assemble, facts_of, figures_of, kernels_for
 from foretune.memory.interval import intervals_around
 from foretune.memory.kernels import NUM_UPDATES
 from foretune.memory.overhead import context_bytes
@@ -88,7 +88,7 @@ def record(
     if device is not None:
         require_device(config, device)
     facts = facts_of(config, shape)
-    kernels = kernels_of(device, stack)
+    kernels = kernels_for(config, shape, device, stack)
     return record_program(config, shape, stack, kernels, facts.adapted, num_updates=num_updates), facts
 
 

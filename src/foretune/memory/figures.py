@@ -18,7 +18,7 @@ from foretune.memory.overhead import context_bytes, host_need
 from foretune.memory.stack import StackProfile
 from foretune.models import ModelShape, Projection, lora_parameters, quantizable_params, resolve_targets
 
-__all__ = ["ESTIMATOR_VERSION", "Figures", "assemble", "facts_of", "figures_of", "kernels_of"]
+__all__ = ["ESTIMATOR_VERSION", "Figures", "assemble", "facts_of", "figures_of", "kernels_for", "kernels_of"]
 
 EXTRAPOLATED = "So long a program is replayed with fewer layers; what the allocator adds is extrapolated."
 KERNEL_WORDS = {"cudnn": "cuDNN", "flash": "flash", "efficient": "memory-efficient", "math": "math"}
@@ -180,6 +180,17 @@ def kernels_of(device: DeviceSpec | None, stack: StackProfile) -> AttentionKerne
         cudnn_max_width=CUDNN_MAX_WIDTHS.get(capability or "", 0) if stack.prefers_cudnn else 0,
         has_safe_softmax=stack.has_safe_softmax,
     )
+
+
+def kernels_for(
+    config: TrainingConfig, shape: ModelShape, device: DeviceSpec | None, stack: StackProfile
+) -> AttentionKernels:
+    """Say which attention kernels run for a model: the flash-attn package's where it is asked for."""
+    kernels = kernels_of(device, stack)
+    if config.attention != "flash_attention_2":
+        return kernels
+    repeats_heads = shape.model_type in stack.flash_repeats_heads_of
+    return kernels._replace(is_package=True, repeats_heads=repeats_heads)
 
 
 def _kernel_name(config: TrainingConfig, kernels_run: Collection[str]) -> str:

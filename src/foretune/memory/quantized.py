@@ -7,7 +7,7 @@ from foretune.memory import ops
 from foretune.memory.layout import Shape, numel
 from foretune.memory.ops import clone, contiguous, like, linear, mm, mul, reshape, scale, to, view
 from foretune.memory.stack import StackProfile
-from foretune.memory.tape import Formula, Grads, Node, Tensor, attach, current, node_for
+from foretune.memory.tape import Formula, Grads, Node, Tensor, attach, current, function_node, node_for
 
 __all__ = ["Linear4bit", "Linear8bit", "Quantizer4bit", "Quantizer8bit"]
 
@@ -58,7 +58,7 @@ class Linear4bit:
             weight = to(self.dequantize(), grad.dtype)
             return [ops.fold_mm(grad, weight, grad.shape[:-1])]
 
-        node = node_for(formula, x)
+        node = function_node(formula, x)
         tape = current()
         before, tape.is_grad_enabled = tape.is_grad_enabled, False
         out = self._gemm_4bit(x, bias) if self.has_gemm_4bit else self._dequantized_linear(x, bias)

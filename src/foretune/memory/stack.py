@@ -154,32 +154,6 @@ class StackProfile(Value, frozen=True, kw_only=True):
         on = self.with_(multiprocessors=Multiprocessors(count, FEWER_THREADS.get(capability, 2048)))
         return on if float(capability) < 9.0 else on.with_(cublas_bytes=RECENT_CUBLAS_BYTES)
 
-    @property
-    def unwritten(self) -> tuple[str, ...]:
-        """Name what of this stack the estimate has no program for; the trace runs it."""
-        found = []
-        if self.autocast != "none":
-            found.append(f"autocast to {self.autocast}")
-        if self.checkpoint_form != "non-reentrant":
-            found.append("reentrant checkpointing")
-        if self.loss not in ("own", "transformers", "litgpt"):
-            found.append(f"the loss of {self.loss}")
-        if self.loss_kernel != "none":
-            found.append(f"the loss kernel {self.loss_kernel}")
-        if self.collects_batches:
-            found.append("all batches of an update at once")
-        if self.splits_decay:
-            found.append("an optimizer of two groups")
-        if self.embeddings_in_32bit:
-            found.append("32-bit states of embeddings in an 8-bit optimizer")
-        if self.casts_adapters:
-            found.append("adapters of a quantized base in bf16")
-        if self.loads_onto_device:
-            found.append("an unquantized model read onto the device")
-        if self.fused:
-            found.append(f"fused kernels ({', '.join(self.fused)})")
-        return tuple(found)
-
     def device_rules(self) -> DeviceRules:
         """Return the part of the profile that the tape's operations read."""
         return DeviceRules(

@@ -52,6 +52,9 @@ class LitGptHead:
     """With adapters: the head in chunks of 128 tokens, all of which are kept, and a loss for each. Without: full
     logits, the loss in chunks of 128 rows."""
 
+    num_items: Tensor | None = None
+    """No loop of litgpt's counts targets."""
+
     def __init__(
         self, backbone: Backbone, lm_head: Module, held: HeldInputs, *, is_chunked: bool, has_softcap: bool
     ) -> None:
