@@ -189,7 +189,6 @@ FOREIGN: list[tuple[dict[str, Any], str]] = [
     ({"software__transformers": ABSENT}, "not stated"),
     ({"software__kernels": ["fast_rope"]}, "kernels: fast_rope"),
     ({"software__compile": True}, "torch.compile"),
-    ({"training__autocast": "fp16"}, "autocast to fp16"),
     (
         {"training__method": "qlora", "training__quantization": "nf4", "training__kbit_upcast": False},
         "another format than the profile's",
@@ -213,14 +212,11 @@ def choice_of(driver: str, engine: EngineName, software: dict[str, Any] | None =
 
 
 @pytest.mark.parametrize(("driver", "name"), [("hf_trainer", "trainer"), ("trl", "trl")])
-def test_trainer_and_trl_are_known_to_the_trace_alone(driver: str, name: str) -> None:
-    traced = choice_of(driver, "traced", training__autocast="bf16")
-    assert (traced.profile.name, traced.profile.autocast, traced.foreign_because) == (name, "bf16", ())
-    assert choice_of(driver, "traced").profile.autocast == "none"
-    estimated = choice_of(driver, "estimated", training__autocast="bf16")
-    assert "the estimate has no autocast to bf16" in estimated.foreign_because
-    assert (estimated.profile.loss, estimated.profile.unwritten) == ("transformers", ())
-    assert estimated.profile.holds_outputs == "no"
+@pytest.mark.parametrize("engine", ["estimated", "traced"])
+def test_trainer_and_trl_are_known(driver: str, name: str, engine: EngineName) -> None:
+    choice = choice_of(driver, engine, training__autocast="bf16")
+    assert (choice.profile.name, choice.profile.autocast, choice.foreign_because) == (name, "bf16", ())
+    assert choice_of(driver, engine).profile.autocast == "none"
 
 
 def test_a_row_says_how_trainer_was_called() -> None:
@@ -231,15 +227,36 @@ def test_a_row_says_how_trainer_was_called() -> None:
     assert choice_of("hf_trainer", "traced", liger).profile.loss_kernel == "liger"
 
 
-@pytest.mark.parametrize(
-    "driver", ["axolotl", "hf_trainer", "llama_factory", "ms_swift", "qwen_finetune", "trl", "unsloth"]
-)
+@pytest.mark.parametrize("driver", ["axolotl", "hf_trainer", "llama_factory", "trl", "unsloth"])
 def test_what_is_trainer_underneath_is_nearest_to_it(driver: str) -> None:
     older = {**OF_5_24, "transformers": "4.51.3"}
     for engine in ("estimated", "traced"):
         choice = choice_of(driver, engine, older)
         assert (choice.profile.name, choice.is_foreign) == ("trainer", True)
-        assert choice.profile.collects_batches == (engine == "traced")
+
+
+@pytest.mark.parametrize("driver", ["ms_swift", "qwen_finetune"])
+def test_scripts_of_2023_have_trainer_of_their_time(driver: str) -> None:
+    software = {"torch": "2.1.1", "bitsandbytes": "0.41.3.post2", "transformers": "4.36.2"}
+    choice = choice_of(driver, "estimated", software, training__autocast="bf16")
+    assert (choice.profile.name, choice.profile.checkpoint_form) == ("trainer-4.36", "reentrant")
+    assert "transformers" not in "; ".join(choice.foreign_because)
+    unstated = choice_of(driver, "estimated", {**software, "transformers": ABSENT}, training__autocast="bf16")
+    assert "its version of transformers is not stated" in unstated.foreign_because
+
+
+def test_adapters_of_that_time_have_the_format_of_the_base() -> None:
+    change = {"software__driver": "qwen_finetune", "training__adapter_dtype": "unknown"}
+    assert config_of(**change).precision.adapter_dtype == "fp16"
+    assert "the format of its adapters is not known" in because(**change)
+
+
+def test_a_part_of_a_fused_layer_stands_for_the_whole() -> None:
+    phi3 = {**CONFIG, "model_type": "phi3"}
+    lora = config_of(model__config=phi3).lora
+    assert lora is not None
+    assert lora.targets == ("qkv_proj",)
+    assert "an adapter on q_proj, a part of qkv_proj" in because(model__config=phi3)
 
 
 # -- litgpt

@@ -146,7 +146,7 @@ def test_names_of_transformers_and_of_litgpt_mean_the_same() -> None:
         ({"gradient_checkpointing": True}, "checkpoints nothing on one device"),
         ({"precision": {"dtype": "bf16"}}, "have the format of its weights"),
         ({"attention": "eager"}, "attention is eager"),
-        ({"loss": "chunked"}, "has no chunked loss"),
+        ({"loss": "chunked"}, "has a loss of its own"),
     ],
 )
 def test_what_litgpt_leaves_no_choice_about_is_refused(changes: dict[str, Any], said: str) -> None:

@@ -75,6 +75,14 @@ _NEAREST_OPTIMIZER: Mapping[str, str] = {
     "adamw_4bit_torchao": "adamw_8bit",
     "adamw_torchao": "adamw_torch",
 }
+_OF_QKV = ("qkv_proj", "query_key_value", "W_pack", "c_attn")
+_FUSED_NAMES: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj"), _OF_QKV),
+    **dict.fromkeys(("gate_proj", "up_proj"), ("gate_up_proj", "dense_h_to_4h")),
+    "o_proj": ("dense",),
+    "down_proj": ("dense_4h_to_h",),
+}
+"""Names that tools with modules of their own use, and those of the layers that hold them in Transformers' classes."""
 _DTYPES = ("bf16", "fp16", "fp32")
 _ATTENTIONS = ("sdpa", "eager")
 _NEAREST_ATTENTION: Mapping[str, str] = {"flash_attention_2": "sdpa", UNKNOWN: "sdpa"}
@@ -232,15 +240,23 @@ def _settings(row: Observation, shape: ModelShape, stack: StackProfile, because:
         compute = None if training.compute_dtype == UNKNOWN or scheme == "int8" else training.compute_dtype
         settings["quantization"] = {"scheme": scheme, "double_quant": double_quant, "compute_dtype": compute}
     if training.lora is not None:
-        settings["lora"] = _lora(training.lora, because)
+        settings["lora"] = _lora(training.lora, shape, stack, because)
         if training.adapter_dtype in _DTYPES:
             settings["precision"]["adapter_dtype"] = training.adapter_dtype
         else:
             because.append("the format of its adapters is not known")
+            if _makes_adapters_in_the_bases_format(stack):
+                settings["precision"]["adapter_dtype"] = training.base_dtype
     return settings
 
 
-def _lora(lora: LoraFacts, because: list[str]) -> dict[str, Any]:
+def _makes_adapters_in_the_bases_format(stack: StackProfile) -> bool:
+    """PEFT up to 0.11; since then autocast_adapter_dtype makes them fp32."""
+    major, _, minor = stack.peft.partition(".")
+    return (major, minor.isdigit() and int(minor) < 12) == ("0", True)
+
+
+def _lora(lora: LoraFacts, shape: ModelShape, stack: StackProfile, because: list[str]) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "rank": lora.rank,
         "modules_to_save": lora.modules_to_save,
@@ -251,10 +267,24 @@ def _lora(lora: LoraFacts, because: list[str]) -> dict[str, Any]:
     if lora.alpha:
         settings["alpha"] = lora.alpha
     if lora.target_modules:
-        settings["targets"] = lora.target_modules
+        is_own = stack.model_code != "transformers"
+        settings["targets"] = lora.target_modules if is_own else _targets(lora.target_modules, shape, because)
     else:
         because.append("which layers its adapters are on is not known")
     return settings
+
+
+def _targets(names: tuple[str, ...], shape: ModelShape, because: list[str]) -> tuple[str, ...]:
+    """Return the names of targets; a part of a layer that the class fuses stands for the whole of it."""
+    leaves = {projection.name.rpartition(".")[2] for projection in shape.projections}
+    found: dict[str, None] = {}
+    for name in names:
+        fused = next((f for f in _FUSED_NAMES.get(name, ()) if f in leaves), None)
+        if name not in leaves and fused is not None:
+            because.append(f"an adapter on {name}, a part of {fused}")
+            name = fused
+        found[name] = None
+    return tuple(found)
 
 
 def _optimizer(training: TrainingFacts, stack: StackProfile, because: list[str]) -> dict[str, Any]:

@@ -20,7 +20,17 @@ from foretune.memory.estimate import (
 )
 from foretune.memory.figures import ESTIMATOR_VERSION
 from foretune.memory.fit import assess_fit, published_quantized_because, sure_budget
-from foretune.memory.stack import FORETUNE, LITGPT_0_2, LITGPT_0_4, MANUAL_LOOP, PROFILES, TRAINER, TRL, StackProfile
+from foretune.memory.stack import (
+    FORETUNE,
+    LITGPT_0_2,
+    LITGPT_0_4,
+    MANUAL_LOOP,
+    PROFILES,
+    TRAINER,
+    TRAINER_4_36,
+    TRL,
+    StackProfile,
+)
 
 __all__ = [
     "ESTIMATOR_VERSION",
@@ -30,6 +40,7 @@ __all__ = [
     "MANUAL_LOOP",
     "PROFILES",
     "TRAINER",
+    "TRAINER_4_36",
     "TRL",
     "ByteRange",
     "Change",

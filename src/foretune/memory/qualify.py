@@ -53,8 +53,19 @@ _UNTRACED = frozenset(
 def require_program(config: TrainingConfig, shape: ModelShape, stack: StackProfile) -> None:
     """Raise UnsupportedError for everything about a request whose program is not written, all at once."""
     problems = [*setting_problems(config, stack, "estimated"), *_shape_problems(config, shape)]
+    problems += _class_problems(shape, stack)
     if problems:
         raise UnsupportedError.of(problems)
+
+
+def _class_problems(shape: ModelShape, stack: StackProfile) -> list[Problem]:
+    """A model's class that was another one in the stack's Transformers: up to 4.57 experts were linear layers."""
+    is_older = stack.model_code == "transformers" and int(stack.transformers.split(".")[0]) < 5
+    if not (is_older and shape.count("experts")):
+        return []
+    old = f"in Transformers {stack.transformers} they were layers of their own"
+    text = f"{shape.id}: its experts are stacked today; {old}, and that class is not estimated."
+    return [Problem(text, "Take a stack of Transformers 5.", None, "model.id")]
 
 
 def setting_problems(config: TrainingConfig, stack: StackProfile, verb: str) -> list[Problem]:

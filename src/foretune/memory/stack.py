@@ -27,6 +27,7 @@ __all__ = [
     "MANUAL_LOOP",
     "PROFILES",
     "TRAINER",
+    "TRAINER_4_36",
     "TRL",
     "StackProfile",
 ]
@@ -273,6 +274,31 @@ TRL = TRAINER.with_(name="trl", kbit_upcast="none", loss_kernel="trl", casts_ada
 """TRL 1.16's SFTTrainer, which is a Trainer: its own loss in tiles, no k-bit preparation, adapters of a 4-bit base in
 bf16. It loads models in fp32 unless a dtype is asked for, and checkpointing is on unless switched off."""
 
+TRAINER_4_36 = TRAINER.with_(
+    name="trainer-4.36",
+    torch="2.1",
+    transformers="4.36",
+    peft="0.7",
+    bitsandbytes="0.41",
+    has_warmup_block=False,
+    load_order="module",
+    copies_code_tables=False,
+    empties_cache=False,
+    loss="transformers 4.45",
+    losses_without_upcast=("baichuan", "qwen"),
+    collects_batches=False,
+    embeddings_in_32bit=False,
+    has_gemm_4bit=False,
+    rotary_by_product=True,
+    checkpoint_form="reentrant",
+    has_safe_softmax=False,
+    prefers_cudnn=False,
+    has_flash_package=True,
+    flash_repeats_heads_of=("mistral",),
+)
+"""Trainer of 2023 under scripts of that time (ms-swift 1.x's sft, Qwen's finetune.py): bf16 autocast over weights in
+bf16, reentrant checkpointing, flash-attn, adapters in the format of the base, as PEFT made them up to 0.11."""
+
 LITGPT = StackProfile(
     name="litgpt",
     torch="2.4",
@@ -311,6 +337,7 @@ PROFILES: dict[str, StackProfile] = {
         FMS_4_48,
         FMS_4_45,
         TRAINER,
+        TRAINER_4_36,
         TRL,
         LITGPT,
         LITGPT_0_4,

@@ -118,6 +118,7 @@ class BaichuanAttention:
         assert t.num_heads is not None
         assert t.head_dim is not None
         self.modules, self.num_heads, self.head_dim = modules, t.num_heads, t.head_dim
+        self.kernels = modules.kernels._replace(is_package=False)  # its class knows torch's kernels alone
         self.w_pack, self.o_proj = modules.linear(f"{name}.W_pack"), modules.linear(f"{name}.o_proj")
 
     def __call__(
@@ -136,7 +137,7 @@ class BaichuanAttention:
             query_states = self._rotate(query_states, cos, sin)
             key_states = self._rotate(key_states, cos, sin)
         attn_output = blocks.scaled_dot_product_attention(
-            self.modules.kernels, query_states, key_states, value_states, attention_mask
+            self.kernels, query_states, key_states, value_states, attention_mask
         )
         attn_output = transpose(attn_output, 1, 2)
         attn_output = reshape(attn_output, (bsz, q_len, width))
@@ -210,6 +211,7 @@ class ChatGlmAttention:
         assert t.rotary_dim is not None
         self.modules, self.heads, self.groups, self.width = modules, t.num_heads, t.num_kv_heads, t.head_dim
         self.rot_dim = t.rotary_dim
+        self.kernels = modules.kernels._replace(is_package=False)
         self.query_key_value, self.dense = modules.linear(f"{name}.query_key_value"), modules.linear(f"{name}.dense")
 
     def __call__(self, hidden_states: Tensor, rotary_pos_emb: Tensor) -> Tensor:
@@ -224,7 +226,7 @@ class ChatGlmAttention:
         key_layer = self._rotate(key_layer, rotary_pos_emb)
         key_layer, value_layer = self._repeated(key_layer), self._repeated(value_layer)
         q, k, v = (permute(x, (1, 2, 0, 3)) for x in (query_layer, key_layer, value_layer))
-        context_layer = blocks.scaled_dot_product_attention(self.modules.kernels, q, k, v, None)
+        context_layer = blocks.scaled_dot_product_attention(self.kernels, q, k, v, None)
         context_layer = permute(context_layer, (2, 0, 1, 3))
         context_layer = reshape(context_layer, (s, b, self.heads * self.width))
         output: Tensor = call(self.dense, context_layer)
