@@ -15,10 +15,11 @@ from pathlib import Path
 import msgspec
 
 from foretune.evidence import read_observations
-from foretune.evidence.intervals import Residual, learn_class, residual_percent
+from foretune.evidence.intervals import Residual, learn_class
 from foretune.evidence.requests import request_of
-from foretune.memory.interval import TABLE, ErrorClass, error_class
+from foretune.memory.interval import TABLE, ErrorClass, Metric, error_class
 
+METRICS: tuple[Metric, ...] = ("allocated", "reserved")
 STORED = Path(__file__).resolve().parents[1] / "docs" / "predictions" / "estimated.jsonl"
 CLASSES = ("16-bit weights", "nf4", "nf4, quantized on four threads", "foreign stack")
 
@@ -34,13 +35,20 @@ def residuals() -> dict[str, dict[str, list[Residual]]]:
         request = request_of(row).request
         name = error_class(request.config, request.stack)
         batch = request.config.batch
-        for metric in ("allocated", "reserved"):
+        for metric in METRICS:
             measured = getattr(row.measured, f"peak_{metric}_bytes")
             if measured is not None:
-                error = residual_percent(measured, prediction[f"{metric}_bytes"], metric)
-                tokens = batch.micro_batch_size * batch.sequence_length
-                params = request.shape.total_params
-                found[name][metric].append(Residual(row.source.name, row.model.id, error, tokens, params))
+                found[name][metric].append(
+                    Residual.of(
+                        row.source.name,
+                        row.model.id,
+                        metric,
+                        measured=measured,
+                        predicted=prediction[f"{metric}_bytes"],
+                        tokens=batch.micro_batch_size * batch.sequence_length,
+                        params=request.shape.total_params,
+                    )
+                )
     return found
 
 

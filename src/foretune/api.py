@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from foretune.devices import Detection, detect_devices
     from foretune.evidence import EngineName, Prediction, Refusal, Request, ScoreReport, report_of
     from foretune.needs import LengthNeed, LengthsAnswer
-    from foretune.planner import Boundary, Carriers, Objective, Plan, Recommendation
+    from foretune.planner import Boundary, Carriers, Frontier, Objective, Plan, Recommendation
     from foretune.runtime.trace import Trace
 
 __all__ = [
@@ -64,6 +64,7 @@ __all__ = [
     "DeviceSpec",
     "EstimateAnswer",
     "Fit",
+    "Frontier",
     "LengthNeed",
     "Lengths",
     "LengthsAnswer",
@@ -98,6 +99,7 @@ __all__ = [
     "find_device",
     "find_stack",
     "fingerprint",
+    "frontier",
     "json_schema",
     "list_devices",
     "list_models",
@@ -443,6 +445,22 @@ def boundary(
     return find_boundary(config, shape, device, BOUNDARIES[setting], stack=stack)
 
 
+def frontier(
+    config: TrainingConfig,
+    *,
+    device: DeviceSpec,
+    fixed: Collection[str] = (),
+    offline: bool = False,
+    stack: StackProfile = FORETUNE,
+    shape: ModelShape | None = None,
+) -> "Frontier":
+    """Find for each length and method the largest micro batch that fits. Raises as `recommend`."""
+    from foretune.planner import find_frontier
+
+    shape = shape or resolve_model(config.model.id, revision=config.model.revision, offline=offline)
+    return find_frontier(config, shape, device, fixed=fixed, stack=stack)
+
+
 def carriers(
     config: TrainingConfig,
     *,
@@ -571,7 +589,7 @@ def __getattr__(name: str) -> Any:
         from foretune import evidence
 
         return getattr(evidence, name)
-    if name in ("Boundary", "Carriers", "Plan", "Recommendation"):
+    if name in ("Boundary", "Carriers", "Frontier", "Plan", "Recommendation"):
         from foretune import planner
 
         return getattr(planner, name)

@@ -14,7 +14,7 @@ from foretune.units import GIB, MIB, format_bytes
 if TYPE_CHECKING:
     from foretune.api import EstimateAnswer, Fit, MemoryEstimate, Timeline, TrainingConfig
 
-__all__ = ["draw_plot"]
+__all__ = ["COLORS", "STYLE", "draw_plot", "label", "text_of"]
 
 WIDTH, HEIGHT = 960, 520
 LEFT, RIGHT, TOP, BOTTOM = 76, 716, 84, 446
@@ -106,7 +106,7 @@ def draw_plot(answer: "EstimateAnswer", timeline: "Timeline") -> str:
         *_headings(shown, timeline, scale),
         *_legend(shown),
     ]
-    title, description = _text(_title(shown)), _text(_description(shown))
+    title, description = text_of(_title(shown)), text_of(_description(shown))
     body = "\n".join(parts)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
@@ -148,11 +148,11 @@ def _bands(timeline: "Timeline", scale: _Scale) -> Iterator[str]:
         left, right = scale.x(band.start), scale.x(band.stop)
         name = band.phase.removesuffix(LATER)
         place = f'x="{left:.1f}" y="{TOP - 18}" width="{right - left:.1f}" height="{BOTTOM - TOP + 18}"'
-        tip = f"<title>{_text(band.phase)}: {band.stop - band.start:,} events</title>"
+        tip = f"<title>{text_of(band.phase)}: {band.stop - band.start:,} events</title>"
         yield f'<rect class="{"paper" if number % 2 else "band"}" {place}>{tip}</rect>'
         for text in (name, SHORT.get(name, name)):
             if right - left >= LETTER * len(text) + 4:
-                yield _label((left + right) / 2, TOP - 5, text, "dim", anchor="middle")
+                yield label((left + right) / 2, TOP - 5, text, "dim", anchor="middle")
                 break
 
 
@@ -162,7 +162,7 @@ def _grid(scale: _Scale) -> Iterator[str]:
     for number in range(int(scale.top_bytes / unit / step) + 1):
         y = scale.y(number * step * unit)
         yield f'<line class="grid" x1="{LEFT}" x2="{RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        yield _label(LEFT - 8, y + 4, f"{number * step:,.10g} {name}", "dim", anchor="end")
+        yield label(LEFT - 8, y + 4, f"{number * step:,.10g} {name}", "dim", anchor="end")
 
 
 def _nice(least: float) -> float:
@@ -209,14 +209,14 @@ def _levels(shown: _Shown, scale: _Scale) -> Iterator[str]:
     for level, name, text in marked:
         y = scale.y(level)
         if y < TOP:
-            yield _label(LEFT + 8, TOP + 16 + 16 * num_above, f"above: {text}", "halo")
+            yield label(LEFT + 8, TOP + 16 + 16 * num_above, f"above: {text}", "halo")
             num_above += 1
             continue
         yield f'<line class="{name}" x1="{LEFT}" x2="{RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
         is_below_another = any(0 < y - scale.y(other) < 20 for other, _, _ in marked)
         y += 15 if is_below_another else -5  # outside of the two lines, which may lie close together
         x, anchor = (LEFT + 8, "start") if name == "card" else (RIGHT - 8, "end")
-        yield _label(x, y, text, "halo", anchor=anchor)
+        yield label(x, y, text, "halo", anchor=anchor)
 
 
 def _peak(shown: _Shown, timeline: "Timeline", scale: _Scale) -> Iterator[str]:
@@ -228,12 +228,12 @@ def _peak(shown: _Shown, timeline: "Timeline", scale: _Scale) -> Iterator[str]:
     is_crowded = any(y - 24 < scale.y(line) <= y for line in lines)
     is_right = x > (LEFT + RIGHT) / 2
     place = (x - 8 if is_right else x + 8), (y + 14 if is_crowded else y - 6)
-    yield _label(*place, text, "halo", anchor="end" if is_right else "start")
+    yield label(*place, text, "halo", anchor="end" if is_right else "start")
 
 
 def _headings(shown: _Shown, timeline: "Timeline", scale: _Scale) -> Iterator[str]:
-    yield _label(LEFT, 28, _title(shown), "head")
-    yield _label(LEFT, 48, _subtitle(shown), "dim")
+    yield label(LEFT, 28, _title(shown), "head")
+    yield label(LEFT, 48, _subtitle(shown), "dim")
     groups: dict[str, list[float]] = {}
     for band in timeline.bands:
         groups.setdefault(_part(band.phase), []).extend((scale.x(band.start), scale.x(band.stop)))
@@ -242,9 +242,9 @@ def _headings(shown: _Shown, timeline: "Timeline", scale: _Scale) -> Iterator[st
         line = f'x1="{left + 1:.1f}" x2="{right - 1:.1f}" y1="{BOTTOM + 6}" y2="{BOTTOM + 6}"'
         yield f'<line class="line" {line}/>'
         if right - left >= LETTER * len(name):
-            yield _label((left + right) / 2, BOTTOM + 24, name, "", anchor="middle")
+            yield label((left + right) / 2, BOTTOM + 24, name, "", anchor="middle")
     text = f"{timeline.bands[-1].stop:,} allocations and frees in program order; not to the scale of time"
-    yield _label((LEFT + RIGHT) / 2, BOTTOM + 48, text, "dim", anchor="middle")
+    yield label((LEFT + RIGHT) / 2, BOTTOM + 48, text, "dim", anchor="middle")
 
 
 def _part(phase: str) -> str:
@@ -257,22 +257,22 @@ def _legend(shown: _Shown) -> Iterator[str]:
     """Name the colours from the top of the stack down, with what each holds at the peak."""
     sums = {part.name: part.num_bytes for part in shown.estimate.components}
     x, y = RIGHT + 20, TOP + 4
-    yield _label(x, y - 12, f"at the peak ({shown.estimate.kind})", "dim")
+    yield label(x, y - 12, f"at the peak ({shown.estimate.kind})", "dim")
     y += 8
     for name in reversed(STACKED):
         yield f'<rect x="{x}" y="{y - 9}" width="11" height="11" fill="{COLORS[name]}"/>'
-        yield _label(x + 18, y, name)
-        yield _label(WIDTH - 16, y, format_bytes(sums[name]), anchor="end")  # type: ignore[index]
+        yield label(x + 18, y, name)
+        yield label(WIDTH - 16, y, format_bytes(sums[name]), anchor="end")  # type: ignore[index]
         y += 20
-    yield _label(x + 18, y, "allocator slack")
-    yield _label(WIDTH - 16, y, format_bytes(sums["allocator slack"]), anchor="end")
+    yield label(x + 18, y, "allocator slack")
+    yield label(WIDTH - 16, y, format_bytes(sums["allocator slack"]), anchor="end")
     y += 26
     needed = shown.estimate
     for text, num_bytes in (("allocated", needed.allocated_bytes), ("reserved", needed.reserved_bytes)):
         if text == "reserved":
             yield f'<line class="line" x1="{x}" x2="{x + 12}" y1="{y - 4}" y2="{y - 4}"/>'
-        yield _label(x + 18, y, text)
-        yield _label(WIDTH - 16, y, format_bytes(num_bytes), anchor="end")
+        yield label(x + 18, y, text)
+        yield label(WIDTH - 16, y, format_bytes(num_bytes), anchor="end")
         y += 20
 
 
@@ -306,12 +306,13 @@ def _description(shown: _Shown) -> str:
     )
 
 
-def _label(x: float, y: float, text: str, kind: str = "", *, anchor: str = "start") -> str:
+def label(x: float, y: float, text: str, kind: str = "", *, anchor: str = "start") -> str:
+    """Write a text at a place."""
     named = f' class="{kind}"' if kind else ""
     placed = f' text-anchor="{anchor}"' if anchor != "start" else ""
-    return f'<text{named}{placed} x="{x:.1f}" y="{y:.1f}">{_text(text)}</text>'
+    return f'<text{named}{placed} x="{x:.1f}" y="{y:.1f}">{text_of(text)}</text>'
 
 
-def _text(text: str) -> str:
+def text_of(text: str) -> str:
     """Escape for XML; what XML cannot hold (control characters) becomes a visible escape."""
     return escape_xml(escape(text), {'"': "&quot;"})

@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from foretune.cli.commands import Command, Example, completes, option
+from foretune.cli.files import require_files
 from foretune.cli.options import asking_options
 from foretune.cli.output import Reply
+from foretune.cli.terminal import escape
 from foretune.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -64,6 +66,13 @@ EXAMPLES = [
     type=click.Choice(["all"]),
     help="Instead: the cards of the catalogue that carry it, smallest first.",
 )
+@option(
+    "--plot",
+    group="Files",
+    metavar="FILE.svg",
+    type=click.Path(),
+    help="Draw how many rows fit at each length, by method. The file may not exist yet.",
+)
 @option("--verify", group="Answer", metavar="N", type=click.IntRange(1, 5), help="Trace the best N plans as well.")
 @option("--check", group="Answer", is_flag=True, help="Exit with 3 if nothing fits.")
 def recommend(**given: Any) -> Reply:
@@ -77,6 +86,7 @@ def recommend(**given: Any) -> Reply:
     from foretune.cli.request import chosen_device, requested_configs, with_default_attention
 
     _require_one_question(given)
+    require_files(given, "plot")
     device, stack = chosen_device(given), api.find_stack(given["stack"])
     (_, loaded), *more = requested_configs(given)
     if more:
@@ -94,8 +104,9 @@ def recommend(**given: Any) -> Reply:
 
 def _require_one_question(given: dict[str, Any]) -> None:
     asked = [flag for flag, name in (("--max", "limit"), ("--devices", "devices")) if given[name]]
-    if len(asked) > 1 or (asked and given["verify"]):
-        flags = " and ".join([*asked, *(["--verify"] if given["verify"] else [])])
+    about_plans = [flag for flag, name in (("--verify", "verify"), ("--plot", "plot")) if given[name]]
+    if len(asked) > 1 or (asked and about_plans):
+        flags = " and ".join([*asked, *about_plans])
         raise ConfigError(f"{flags} ask for different things.", hint="Give one of them.")
     if given["devices"] and any(given[flag] for flag in ("gpu", "vram", "detect", "free")):
         raise ConfigError("--devices all looks at every card, and one is named.", hint="Leave the card out.")
@@ -126,6 +137,8 @@ def _plans(asked: _Asked, given: dict[str, Any]) -> Reply:
     answer = api.recommend(
         loaded.config, device=device, objective=given["objective"], fixed=fixed, stack=stack, shape=shape
     )
+    if given["plot"]:
+        _draw_frontier(asked, fixed, given)
     verified: tuple[api.VerifiedPlan, ...] = ()
     if given["verify"]:
         verified = api.verify(answer, given["verify"], device=device, offline=given["offline"], stack=stack)
@@ -137,6 +150,7 @@ def _plans(asked: _Asked, given: dict[str, Any]) -> Reply:
             **answer.to_dict(),
             "verified": [each.to_dict() for each in verified],
             "fixed": sorted(fixed),
+            "plot_file": given["plot"],
         }
 
     return Reply(
@@ -144,7 +158,18 @@ def _plans(asked: _Asked, given: dict[str, Any]) -> Reply:
         document,
         lambda terminal: draw_recommendation(answer, verified, shape, device, given, terminal),
         ANSWER_IS_NO if given["check"] and not answer.plans else 0,
+        (f"Written: {escape(given['plot'])}",) if given["plot"] else (),
     )
+
+
+def _draw_frontier(asked: _Asked, fixed: frozenset[str], given: dict[str, Any]) -> None:
+    from foretune import api
+    from foretune.cli.files import write_new
+    from foretune.cli.frontier_plot import draw_frontier
+
+    assert asked.device is not None
+    found = api.frontier(asked.loaded.config, device=asked.device, fixed=fixed, stack=asked.stack, shape=asked.shape)
+    write_new(given["plot"], [draw_frontier(found, asked.shape, asked.device, asked.stack.name)])
 
 
 def _boundary(asked: _Asked, given: dict[str, Any]) -> Reply:

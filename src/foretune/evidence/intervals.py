@@ -1,28 +1,30 @@
-"""Learn how far predictions are off, by class: quantiles of errors, widened until groups that are left out are covered.
+"""Learn how far predictions are off, by class: quantiles of errors, scaled so that what is left out is covered.
 
 The unit is a group: one source's rows of one model, which share what is wrong about them. Each group weighs the same
 however many rows it has.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from math import copysign
 from statistics import mean
 from typing import NamedTuple
 
-from foretune.memory.interval import LEVEL_PERCENT, PADS, ErrorClass, ErrorRange, Metric
+from foretune.memory.interval import LEVEL_PERCENT, ErrorClass, ErrorRange, Metric, pad_bytes
 
 __all__ = [
     "Residual",
-    "coverage",
     "interval_score",
     "learn_class",
     "learn_range",
     "left_out_ranges",
-    "residual_percent",
 ]
 
-INFLATIONS = (1.0, 1.1, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0)
+SCALES = (0.5, 0.6, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0)
 LEAST_COVERAGE = 0.88
+"""Of the rows of every source that are left out: 90 % within what so few rows can tell."""
+ROWS_OF_A_SOURCE = 5
+"""A source with fewer is not asked for a share of its own."""
 LEAST_PERCENT = 0.05
 """Half-widths are at least this: rows that are exact to the byte do not promise the next one is."""
 TAIL = (100 - LEVEL_PERCENT) / 200
@@ -34,22 +36,37 @@ class Residual(NamedTuple):
     source: str
     model: str
     error_percent: float
-    """What was measured, above what was predicted, in percent of the prediction; what a segment of the allocator
-    accounts for is taken off, since every interval has it on both sides."""
+    """What was measured, above what was predicted, in percent of the prediction."""
+    pad_percent: float
+    """The segment of the allocator that every interval has on both sides, in percent of the prediction."""
     tokens: int
     params: int
+
+    @classmethod
+    def of(
+        cls, source: str, model: str, metric: Metric, *, measured: int, predicted: int, tokens: int, params: int
+    ) -> "Residual":
+        """Make one from bytes."""
+        error, pad = 100 * (measured / predicted - 1), 100 * pad_bytes(metric, predicted) / predicted
+        return cls(source, model, error, pad, tokens, params)
 
     @property
     def group(self) -> tuple[str, str]:
         """The unit that is left out."""
         return self.source, self.model
 
+    @property
+    def beyond_percent(self) -> float:
+        """What of the error the pad does not account for."""
+        return copysign(max(abs(self.error_percent) - self.pad_percent, 0.0), self.error_percent)
 
-def residual_percent(measured_bytes: int, predicted_bytes: int, metric: Metric) -> float:
-    """Return a row's error beyond the pad that every interval has."""
-    beyond = measured_bytes - predicted_bytes
-    beyond = max(abs(beyond) - PADS[metric], 0) * (1 if beyond > 0 else -1)
-    return 100 * beyond / predicted_bytes
+    def is_within(self, low_percent: float, high_percent: float) -> bool:
+        """Whether the measurement lies in the interval that a range gives."""
+        return low_percent - self.pad_percent <= self.error_percent <= high_percent + self.pad_percent
+
+    def score(self, low_percent: float, high_percent: float) -> float:
+        """Return that interval's score, in percent of the prediction."""
+        return interval_score(low_percent - self.pad_percent, high_percent + self.pad_percent, self.error_percent)
 
 
 def learn_class(name: str, residuals: Mapping[str, Sequence[Residual]]) -> ErrorClass:
@@ -59,32 +76,32 @@ def learn_class(name: str, residuals: Mapping[str, Sequence[Residual]]) -> Error
 
 
 def learn_range(residuals: Sequence[Residual]) -> ErrorRange:
-    """Learn the range that holds 90 % of the rows: quantiles, each side times an inflation.
+    """Learn the range that holds 90 % of the rows: quantiles, each side times a scale.
 
-    Of the inflations with which 88 % of the rows of groups that are left out lie within what the others give, those
-    with the best interval score on them.
+    Of the scales with which groups that are left out lie within what the others give, in 88 % of the rows of all and
+    of every source, those with the best interval score on them.
     """
     low, high = _quantiles(residuals)
-    pairs = [(below, above) for below in INFLATIONS for above in INFLATIONS]
+    pairs = [(below, above) for below in SCALES for above in SCALES]
     tried = [(_left_out(residuals, pair), pair) for pair in pairs]
     covering = [(score, each) for (share, score), each in tried if share >= LEAST_COVERAGE]
-    _, (below, above) = min(covering) if covering else (0.0, (INFLATIONS[-1], INFLATIONS[-1]))
+    _, (below, above) = min(covering) if covering else (0.0, (SCALES[-1], SCALES[-1]))
     return ErrorRange(
-        low_percent=round(low * below, 3),
-        high_percent=round(high * above, 3),
+        low_percent=round(min(low * below, -LEAST_PERCENT), 3),
+        high_percent=round(max(high * above, LEAST_PERCENT), 3),
         num_rows=len(residuals),
         num_groups=len({each.group for each in residuals}),
-        inflation_below=below,
-        inflation_above=above,
+        scale_below=below,
+        scale_above=above,
         most_tokens=max(each.tokens for each in residuals),
         most_params=max(each.params for each in residuals),
     )
 
 
 def left_out_ranges(
-    residuals: Sequence[Residual], inflations: tuple[float, float]
+    residuals: Sequence[Residual], scales: tuple[float, float]
 ) -> Iterator[tuple[list[Residual], float, float]]:
-    """Yield each group's rows with the range that the other groups give."""
+    """Yield each group's rows with the range that the other groups give, scaled."""
     by_group: dict[tuple[str, str], list[Residual]] = defaultdict(list)
     for each in residuals:
         by_group[each.group].append(each)
@@ -92,34 +109,33 @@ def left_out_ranges(
         others = [each for each in residuals if each.group != group]
         if others:
             low, high = _quantiles(others)
-            yield rows, low * inflations[0], high * inflations[1]
+            yield rows, min(low * scales[0], -LEAST_PERCENT), max(high * scales[1], LEAST_PERCENT)
 
 
-def _left_out(residuals: Sequence[Residual], inflations: tuple[float, float]) -> tuple[float, float]:
-    """Return coverage and mean interval score over the rows of groups that are left out."""
-    inside, scores = [], []
-    for rows, low, high in left_out_ranges(residuals, inflations):
-        inside += [low <= each.error_percent <= high for each in rows]
-        scores += [interval_score(low, high, each.error_percent) for each in rows]
-    return (mean(inside), mean(scores)) if inside else (0.0, 0.0)
-
-
-def coverage(residuals: Iterable[Residual], low_percent: float, high_percent: float) -> float:
-    """Return the share of rows within a range."""
-    inside = [low_percent <= each.error_percent <= high_percent for each in residuals]
-    return sum(inside) / len(inside)
+def _left_out(residuals: Sequence[Residual], scales: tuple[float, float]) -> tuple[float, float]:
+    """Return the coverage of groups that are left out (the least of all rows' and each source's) and the mean score."""
+    inside: dict[str, list[bool]] = defaultdict(list)
+    scores: list[float] = []
+    for rows, low, high in left_out_ranges(residuals, scales):
+        for each in rows:
+            inside[each.source].append(each.is_within(low, high))
+            scores.append(each.score(low, high))
+    if not scores:
+        return 0.0, 0.0
+    shares = [mean(found) for found in inside.values() if len(found) >= ROWS_OF_A_SOURCE]
+    return min([*shares, mean(one for found in inside.values() for one in found)]), mean(scores)
 
 
 def _quantiles(residuals: Sequence[Residual]) -> tuple[float, float]:
     """The 5 % and 95 % quantiles with every group weighing the same; with fewer than twenty groups the extremes. Zero
-    lies within, and both sides are at least the least half-width."""
+    lies within."""
     sizes: dict[tuple[str, str], int] = defaultdict(int)
     for each in residuals:
         sizes[each.group] += 1
     tail = max(TAIL - (1 - TAIL) / len(sizes), 0.0)
-    ordered = sorted((each.error_percent, 1 / sizes[each.group] / len(sizes)) for each in residuals)
+    ordered = sorted((each.beyond_percent, 1 / sizes[each.group] / len(sizes)) for each in residuals)
     low, high = _at(ordered, tail), -_at([(-error, weight) for error, weight in reversed(ordered)], tail)
-    return min(low, -LEAST_PERCENT), max(high, LEAST_PERCENT)
+    return min(low, 0.0), max(high, 0.0)
 
 
 def _at(ordered: Sequence[tuple[float, float]], share: float) -> float:

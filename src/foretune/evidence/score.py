@@ -51,6 +51,8 @@ class Prediction(Value, frozen=True, kw_only=True):
     """The name of the profile."""
     foreign: bool
     """The profile, or a setting, is only the nearest."""
+    outcome: Literal["ok", "oom"]
+    """What became of the run; one that ran out of memory has a verdict to be held against, and no reading."""
     foreign_because: tuple[str, ...]
     allocated_bytes: int
     """Peak over the phases that the row's peak was taken over."""
@@ -204,6 +206,7 @@ def _prediction(row: Observation, asked: Asked, figures: _Figures) -> Prediction
         source=row.source.name,
         stack=asked.request.stack.name,
         foreign=bool(asked.foreign_because),
+        outcome="oom" if row.outcome == "oom" else "ok",
         foreign_because=asked.foreign_because,
         allocated_bytes=allocated,
         reserved_bytes=figures.reserved,

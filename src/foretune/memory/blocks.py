@@ -58,6 +58,7 @@ __all__ = [
     "rotary_tables",
     "rotated",
     "sdpa_attention",
+    "softmax_f32",
 ]
 
 Module = Callable[..., Any]

@@ -16,12 +16,11 @@ import msgspec
 from foretune.contract import TrainingConfig
 from foretune.memory.answer import ByteRange
 from foretune.memory.stack import StackProfile
-from foretune.units import MIB
+from foretune.units import MIB, format_bytes
 from foretune.values import Value
 
 __all__ = [
     "LEVEL_PERCENT",
-    "PADS",
     "ErrorClass",
     "ErrorRange",
     "Intervals",
@@ -29,6 +28,7 @@ __all__ = [
     "error_class",
     "error_classes",
     "intervals_around",
+    "pad_bytes",
 ]
 
 Metric = Literal["allocated", "reserved"]
@@ -36,8 +36,9 @@ ClassName = Literal["16-bit weights", "nf4", "nf4, quantized on four threads", "
 
 LEVEL_PERCENT = 90
 TABLE = Path(__file__).parent / "intervals.json"
-PADS: Mapping[Metric, int] = {"allocated": 2 * MIB, "reserved": 20 * MIB}
+SEGMENTS: Mapping[Metric, int] = {"allocated": 2 * MIB, "reserved": 20 * MIB}
 """One segment of the allocator (c10/cuda/CUDACachingAllocator.cpp): what one request more can cost."""
+MOST_OF_A_PAD_PERCENT = 2
 WIDER = 2.0
 EXTRAPOLATED_PERCENT = 5.0
 """Programs too long to replay whole: reserved was up to 4.1 % low where they were replayed all the same."""
@@ -53,9 +54,9 @@ class ErrorRange(Value, frozen=True, kw_only=True):
     num_rows: int
     num_groups: int
     """Groups (source and model) of these rows."""
-    inflation_below: float
-    """By how much the bare quantile was widened, so that groups that are left out are covered; above as well."""
-    inflation_above: float
+    scale_below: float
+    """Times which the bare quantile is taken, so that groups that are left out are covered; above as well."""
+    scale_above: float
     most_tokens: int
     """The most tokens in a batch of these rows."""
     most_params: int
@@ -134,6 +135,11 @@ def intervals_around(
     return Intervals(allocated, reserved, process)
 
 
+def pad_bytes(metric: Metric, num_bytes: int) -> int:
+    """Return what every interval has on both sides: one segment of the allocator, at most 2 % of the figure."""
+    return min(SEGMENTS[metric], num_bytes * MOST_OF_A_PAD_PERCENT // 100)
+
+
 def _around(entry: ErrorClass, metric: Metric, num_bytes: int, widening: float, beyond: list[str]) -> ByteRange:
     found: ErrorRange = getattr(entry, metric)
     low = max(found.low_percent * widening, FURTHEST_BELOW_PERCENT)
@@ -144,10 +150,10 @@ def _around(entry: ErrorClass, metric: Metric, num_bytes: int, widening: float, 
     )
     if beyond:
         basis += f"; twice as wide for {' and '.join(beyond)}"
-    pad = PADS[metric]
+    pad = pad_bytes(metric, num_bytes)
     return ByteRange(
         low_bytes=max(int(num_bytes * (1 + low / 100)) - pad, 0),
         likely_bytes=num_bytes,
         high_bytes=int(num_bytes * (1 + high / 100)) + pad,
-        basis=f"{basis}; and a segment of {pad // MIB} MiB",
+        basis=f"{basis}; and {format_bytes(pad)}, at most a segment of the allocator",
     )

@@ -117,6 +117,7 @@ class _Run:
         self.quantized: dict[str, Any] = {}
         self.adapters: dict[str, Adapter] = {}
         self.held = HeldInputs()
+        self.saved: set[str] = set()
         self.kept: list[Any] = []
         self.quantizer = self._quantizer()
         self._load()
@@ -223,6 +224,7 @@ class _Run:
                 if lora.use_dora:
                     adapter.measure(self._base(name, Linear if projection.is_quantizable else Conv1d))
                 self.adapters[name] = adapter
+        self._save_modules(lora.modules_to_save)
         self._cast_adapters(TAPE_DTYPES[config.precision.adapter_dtype], "adapters cast")
         if self.stack.casts_adapters and config.quantization is not None:
             self._cast_adapters("bf16", "adapters cast again")
@@ -239,10 +241,27 @@ class _Run:
             for module, parts in modules.items():
                 self.tape.segment("adapters", self.index_of.get(layer))
                 name = module if layer == OUTSIDE else f"{self.shape.layer_prefix}{layer}.{module}"
-                widths = tuple(part.out_features for part in parts)
-                self.adapters[name] = LitGptAdapter(
-                    parts[0].in_features, widths, rank, self.dtype, is_fused=parts[0].part_of is not None
-                )
+                widths, is_fused = tuple(part.out_features for part in parts), parts[0].part_of is not None
+                self.adapters[name] = LitGptAdapter(parts[0].in_features, widths, rank, self.dtype, is_fused=is_fused)
+
+    def _save_modules(self, names: tuple[str, ...]) -> None:
+        """PEFT trains a copy of each module whose name ends so, and keeps the original (ModulesToSaveWrapper)."""
+        if not names:
+            return
+        for name, layer, _, _ in self.order:
+            if name.rpartition(".")[0].endswith(names):
+                self.tape.segment("saved", layer)
+                self._copy(self.parameters, name, needs_grad=True)
+                self.saved.add(name)
+                if "embed_scale" in self.buffers and name == decoder_of(self.shape).embedding_name:
+                    self._copy(self.buffers, "embed_scale")
+        self.tape.segment("saved end")
+
+    def _copy(self, among: dict[str, Tensor], name: str, *, needs_grad: bool = False) -> None:
+        """Put a copy in a tensor's place, which is kept."""
+        original = among[name]
+        self.kept.append(original)
+        among[name] = Tensor(original.shape, original.dtype, original.strides, needs_grad=needs_grad)
 
     def _cast_adapters(self, dtype: str, kind: str) -> None:
         """PEFT makes adapters in the base's dtype and casts them once all are there (cast_adapter_dtype)."""
@@ -341,14 +360,13 @@ class _Run:
         )
 
     def _trainable(self) -> Iterable[tuple[int | None, Tensor]]:
-        if self.config.lora is None:
-            for name, layer, spec, _ in self.order:
-                if not spec.is_frozen:
-                    yield layer, self.parameters[name]
-            return
-        for name, adapter in self.adapters.items():
-            for parameter in adapter.parameters():
-                yield self._index_in(name), parameter
+        is_full = self.config.lora is None
+        for name, layer, spec, _ in self.order:
+            if (is_full and not spec.is_frozen) or name in self.saved:
+                yield layer, self.parameters[name]
+            elif name.endswith(".weight") and name.removesuffix(".weight") in self.adapters:
+                for parameter in self.adapters[name.removesuffix(".weight")].parameters():
+                    yield layer, parameter
 
     # -- updates
     def train(self, num_updates: int) -> None:

@@ -31,6 +31,12 @@ REFUSED_SETTINGS = (
 """Each is refused by `estimate`, and by `trace` too unless it says so."""
 
 
+_WITHOUT_LIMIT = frozenset({"bloom", "falcon"})
+"""Families without rotary embedding whose linear biases have any length."""
+_WITH_POSITION_TABLE = frozenset({"codegen", "gptj"})
+"""Families that read their sines from a buffer of a fixed length."""
+
+
 # fmt: off
 _UNTRACED = frozenset(
     {
@@ -85,9 +91,6 @@ def setting_problems(config: TrainingConfig, stack: StackProfile, verb: str) -> 
         problems.append(Problem(text, "Set loss: stock, or take the stack foretune.", None, "loss"))
     problems += _litgpt_problems(config, stack, verb) if stack.model_code != "transformers" else []
     lora = config.lora
-    if lora is not None and lora.modules_to_save and verb == "estimated":
-        text = "lora.modules_to_save: a module trained whole beside adapters is not estimated yet."
-        problems.append(Problem(text, "Leave it empty, or trace it.", None, "lora.modules_to_save"))
     is_4bit = config.quantization is not None and config.quantization.scheme == "nf4"
     if lora is not None and lora.use_dora and is_4bit and not stack.copies_code_tables:
         text = f"lora.use_dora is true: DoRA on a 4-bit base is not {verb} yet for the stack {stack.name}."
@@ -138,15 +141,13 @@ def _shape_problems(config: TrainingConfig, shape: ModelShape) -> list[Problem]:
     if config.loss == "liger" and traits.final_softcap is not None:
         text = f"loss is liger: {shape.id} caps its logits after the head, which a fused loss does not."
         problems.append(Problem(text, "Set loss: chunked.", None, "loss"))
-    if traits.activation is not None and traits.activation not in ACTIVATIONS:
+    known = {*ACTIVATIONS, *DECODERS[family].own_activations}
+    if traits.activation is not None and traits.activation not in known:
         text = f"{shape.id}: the activation {traits.activation!r} has no known kernels."
-        problems.append(Problem(text, f"Known are {', '.join(sorted(ACTIVATIONS))}.", None, "model.id"))
+        problems.append(Problem(text, f"Known are {', '.join(sorted(known))}.", None, "model.id"))
     if shape.refuses_sdpa and config.attention == "sdpa":
         text = f"attention is sdpa, but {shape.id} can cap its attention scores, and Transformers refuses sdpa for it."
         problems.append(Problem(text, "Set attention: eager.", None, "attention"))
-    if family == "falcon" and (traits.rotary_dim is None or config.attention == "eager"):
-        what = "Falcon with alibi" if traits.rotary_dim is None else "Falcon with eager attention"
-        problems.append(Problem(f"{shape.id}: {what} is not estimated yet.", "Choose another model.", None, "model.id"))
     if traits.num_heads and traits.num_kv_heads and traits.num_heads % traits.num_kv_heads:
         text = f"{shape.id}: {traits.num_heads} heads cannot share {traits.num_kv_heads} key/value heads evenly."
         problems.append(Problem(text, "Check num_attention_heads and num_key_value_heads.", None, "model.id"))
@@ -160,8 +161,9 @@ def _shape_problems(config: TrainingConfig, shape: ModelShape) -> list[Problem]:
         text = f"{shape.id} has no nn.Linear in its layers, so there is nothing to quantize."
         problems.append(Problem(text, "Leave quantization out.", None, "quantization"))
     length, limit = config.batch.sequence_length, shape.max_positions
-    if traits.rotary_dim is None and limit is not None and length > limit:
-        text = f"batch.sequence_length is {length}, but {shape.id} has {limit} learned positions."
+    has_table = family in _WITH_POSITION_TABLE or (traits.rotary_dim is None and family not in _WITHOUT_LIMIT)
+    if has_table and limit is not None and length > limit:
+        text = f"batch.sequence_length is {length}, but {shape.id} has a table of {limit} positions."
         problems.append(Problem(text, f"Set it to {limit} or less.", None, "batch.sequence_length"))
     return problems
 

@@ -7,7 +7,7 @@ from foretune.memory import ops
 from foretune.memory.layout import Shape, numel
 from foretune.memory.ops import clone, contiguous, like, linear, mm, mul, reshape, scale, to, view
 from foretune.memory.stack import StackProfile
-from foretune.memory.tape import Formula, Grads, Node, Tensor, attach, current, function_node, node_for
+from foretune.memory.tape import Formula, Grads, Node, Tensor, attach, current, function_node
 
 __all__ = ["Linear4bit", "Linear8bit", "Quantizer4bit", "Quantizer8bit"]
 
@@ -56,7 +56,7 @@ class Linear4bit:
             grad = grads[0]
             assert grad is not None
             weight = to(self.dequantize(), grad.dtype)
-            return [ops.fold_mm(grad, weight, grad.shape[:-1])]
+            return [ops.frozen_mm(grad, weight)]
 
         node = function_node(formula, x)
         tape = current()
@@ -141,7 +141,7 @@ class Linear8bit:
         if self.bias is not None:
             _move_bias(self.bias, x.dtype)
         a = x.detach()  # the node's own input, without its history
-        node = node_for(self._formula(a, x.shape), x)
+        node = function_node(self._formula(a, x.shape), x)
         tape = current()
         before, tape.is_grad_enabled = tape.is_grad_enabled, False
         out = self._matmul(a)

@@ -2,6 +2,7 @@
 
 from foretune.planner.boundary import BOUNDARIES, Boundary, find_boundary
 from foretune.planner.carriers import Carrier, Carriers, find_carriers
+from foretune.planner.frontier import Frontier, FrontierLine, FrontierPoint, find_frontier
 from foretune.planner.plans import Plan, Recommendation, Rejected, recommend_plans
 from foretune.planner.space import OBJECTIVES, Objective, Space
 
@@ -11,6 +12,9 @@ __all__ = [
     "Boundary",
     "Carrier",
     "Carriers",
+    "Frontier",
+    "FrontierLine",
+    "FrontierPoint",
     "Objective",
     "Plan",
     "Recommendation",
@@ -18,5 +22,6 @@ __all__ = [
     "Space",
     "find_boundary",
     "find_carriers",
+    "find_frontier",
     "recommend_plans",
 ]

@@ -43,8 +43,6 @@ class _Kind(NamedTuple):
 
     capability: str | None
     multiprocessors: int | None
-    name: str
-    """Where the context is known by name."""
 
 
 def find_carriers(
@@ -64,7 +62,7 @@ def find_carriers(
         if device.vendor != "NVIDIA" or device.is_unified:
             counts["not cuda"] += 1
             continue
-        kind = _Kind(device.compute_capability, device.multiprocessors, "T4" if "T4" in device.name.split() else "")
+        kind = _Kind(device.compute_capability, device.multiprocessors)
         if kind not in searches:
             searches[kind] = _search(config, shape, device, fixed, stack)
         outcome = _carrier(searches[kind], device)

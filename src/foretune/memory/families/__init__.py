@@ -1,8 +1,8 @@
 """The decoder families whose layers are written, by Transformers' model_type."""
 
 from foretune.memory.decoder import Decoder
-from foretune.memory.families.classic import FalconDecoder, Gpt2Decoder, GptNeoxDecoder
-from foretune.memory.families.classic_more import GptBigCodeDecoder
+from foretune.memory.families.classic import Gpt2Decoder, GptNeoxDecoder
+from foretune.memory.families.classic_more import CodeGenDecoder, GptBigCodeDecoder, GptjDecoder, PersimmonDecoder
 from foretune.memory.families.delta import Qwen3NextDecoder, Qwen35Decoder
 from foretune.memory.families.dense import (
     GraniteDecoder,
@@ -35,6 +35,8 @@ from foretune.memory.families.dense_pairs import (
     GlmDecoder,
     HeliumDecoder,
 )
+from foretune.memory.families.fairseq import OptDecoder, XglmDecoder
+from foretune.memory.families.falcon import FalconDecoder
 from foretune.memory.families.gemma import Gemma2Decoder, Gemma3Decoder, GemmaDecoder
 from foretune.memory.families.hybrid import Lfm2Decoder
 from foretune.memory.families.litgpt import LitGptDecoder
@@ -62,8 +64,9 @@ from foretune.memory.families.moe_more import (
 )
 from foretune.memory.families.moe_shared import Dots1Decoder, ExaoneMoeDecoder, Glm4MoeDecoder, SolarOpenDecoder
 from foretune.memory.families.remote import BaichuanDecoder, ChatGlmDecoder, QwenDecoder
+from foretune.memory.families.scores import BloomDecoder, GptNeoDecoder, MptDecoder
 from foretune.memory.families.statespace import GraniteHybridDecoder
-from foretune.models import ModelShape
+from foretune.models import REMOTE_CODE_TYPES, ModelShape
 
 __all__ = ["DECODERS", "decoder_of"]
 
@@ -72,7 +75,9 @@ DECODERS: dict[str, type[Decoder]] = {
     "arcee": ArceeDecoder,
     "baichuan": BaichuanDecoder,
     "bitnet": BitNetDecoder,
+    "bloom": BloomDecoder,
     "chatglm": ChatGlmDecoder,
+    "codegen": CodeGenDecoder,
     "cohere": CohereDecoder,
     "cohere2": Cohere2Decoder,
     "cwm": CwmDecoder,
@@ -92,7 +97,9 @@ DECODERS: dict[str, type[Decoder]] = {
     "glm4_moe": Glm4MoeDecoder,
     "gpt2": Gpt2Decoder,
     "gpt_bigcode": GptBigCodeDecoder,
+    "gpt_neo": GptNeoDecoder,
     "gpt_neox": GptNeoxDecoder,
+    "gptj": GptjDecoder,
     "granite": GraniteDecoder,
     "granitemoe": GraniteMoeDecoder,
     "granitemoeshared": GraniteMoeSharedDecoder,
@@ -110,12 +117,15 @@ DECODERS: dict[str, type[Decoder]] = {
     "ministral3": Ministral3Decoder,
     "mistral": MistralDecoder,
     "mixtral": MixtralDecoder,
+    "mpt": MptDecoder,
     "nanochat": NanoChatDecoder,
     "nemotron": NemotronDecoder,
     "olmo": OlmoDecoder,
     "olmo2": Olmo2Decoder,
     "olmo3": Olmo3Decoder,
     "olmoe": OlmoeDecoder,
+    "opt": OptDecoder,
+    "persimmon": PersimmonDecoder,
     "phi": PhiDecoder,
     "phi3": Phi3Decoder,
     "qwen": QwenDecoder,
@@ -130,8 +140,11 @@ DECODERS: dict[str, type[Decoder]] = {
     "solar_open": SolarOpenDecoder,
     "stablelm": StableLmDecoder,
     "starcoder2": Starcoder2Decoder,
+    "xglm": XglmDecoder,
 }
 """A family that is not listed has no program and is refused by name."""
+
+DECODERS.update({remote: DECODERS[known] for remote, known in REMOTE_CODE_TYPES.items() if known in DECODERS})
 
 
 def decoder_of(shape: ModelShape) -> type[Decoder]:
