@@ -37,6 +37,10 @@ class Modules(NamedTuple):
     kernels: AttentionKernels
     prefix: str
     """Absolute name of the layers up to the index."""
+    model_type: str = ""
+    code: str = "transformers"
+    """Whose modules and of which release (`StackProfile.model_code`)."""
+    is_quantized: bool = False
 
 
 class Decoder:
@@ -90,6 +94,10 @@ class Decoder:
 
     def embed(self, input_ids: Tensor) -> Tensor:
         return ops.embedding(self.embedding, input_ids)
+
+    def head_weight(self, weight: Tensor) -> Tensor:
+        """The head's weight as the class multiplies with it."""
+        return weight
 
     # -- forward
     def __call__(

@@ -16,7 +16,14 @@ from foretune.memory.interval import intervals_around
 from foretune.memory.kernels import CUDNN_MAX_WIDTHS, MAX_MICROSTEPS, SORTED_FROM_TOKENS, AttentionKernels
 from foretune.memory.overhead import context_bytes, host_need
 from foretune.memory.stack import StackProfile
-from foretune.models import REMOTE_CODE_TYPES, ModelShape, Projection, lora_parameters, resolve_targets
+from foretune.models import (
+    REMOTE_CODE_TYPES,
+    ModelShape,
+    Projection,
+    lora_parameters,
+    quantizable_params,
+    resolve_targets,
+)
 
 __all__ = ["ESTIMATOR_VERSION", "Figures", "assemble", "facts_of", "figures_of", "kernels_for", "kernels_of"]
 
@@ -72,7 +79,7 @@ def facts_of(config: TrainingConfig, shape: ModelShape) -> Facts:
     trainable = shape.text_params - shape.frozen_params if lora is None else lora_parameters(adapted, lora.rank)
     if config.lora is not None:
         trainable += _trained_beside(config, config.lora, shape, adapted)
-    quantized = sum(p.in_features * p.out_features * len(p.layers) for p in shape.projections if p.is_quantizable)
+    quantized = quantizable_params(shape)
     return Facts(config, shape, adapted, trainable, quantized if config.quantization is not None else 0)
 
 
