@@ -57,6 +57,8 @@ class Decoder:
     """The class multiplies or divides its logits by a number (granite, cohere)."""
     logits_in_32bit: ClassVar[bool] = False
     """The class hands its logits back in fp32 (mamba2, nemotron_h)."""
+    own_activations: ClassVar[frozenset[str]] = frozenset()
+    """Activations beyond blocks.ACTIVATIONS: with parameters of their own."""
     embedding_name: ClassVar[str] = "model.embed_tokens.weight"
     final_norm_name: ClassVar[str] = "model.norm"
 
@@ -205,7 +207,7 @@ class RunOptions:
         *,
         micro_batch_size: int,
         sequence_length: int,
-        attention: Literal["sdpa", "eager"],
+        attention: Literal["sdpa", "eager", "flash_attention_2"],
         is_checkpointed: bool,
         embeddings_want_grad: bool,
         keeps_cache: bool,
@@ -238,13 +240,15 @@ class RunOptions:
                 _ask_whether_packed(b, s)
         else:
             padding = ops.to(self.padding, "bool")
+        if self.attention == "flash_attention_2":
+            window = None  # an argument of the package's kernel, not a mask
         is_windowed = window is not None and s >= window
-        if self.attention == "sdpa" and can_skip and not is_windowed:
+        if self.attention != "eager" and can_skip and not is_windowed:
             if padding is not None:
                 _ask_whether_all(padding)
             return None
         table = _mask_table(b, s, padding, window is not None)
-        if self.attention == "sdpa":
+        if self.attention != "eager":
             return table
         zero, least = Tensor((), inputs_embeds.dtype), Tensor((), inputs_embeds.dtype)
         out = Tensor((b, 1, s, s), inputs_embeds.dtype)

@@ -12,12 +12,13 @@ from foretune.errors import ConfigError, UnsupportedError
 from foretune.memory.allocator import Program, Replay, replay
 from foretune.memory.answer import MemoryEstimate, PhaseMemory
 from foretune.memory.components import Facts, components_at, describe_components
+from foretune.memory.interval import intervals_around
 from foretune.memory.kernels import CUDNN_MAX_WIDTHS, MAX_MICROSTEPS, SORTED_FROM_TOKENS, AttentionKernels
-from foretune.memory.overhead import context_bytes, host_need, safety_margin
+from foretune.memory.overhead import context_bytes, host_need
 from foretune.memory.stack import StackProfile
-from foretune.models import ModelShape, Projection, lora_parameters, resolve_targets
+from foretune.models import REMOTE_CODE_TYPES, ModelShape, Projection, lora_parameters, resolve_targets
 
-__all__ = ["ESTIMATOR_VERSION", "Figures", "assemble", "facts_of", "figures_of", "kernels_of"]
+__all__ = ["ESTIMATOR_VERSION", "Figures", "assemble", "facts_of", "figures_of", "kernels_for", "kernels_of"]
 
 EXTRAPOLATED = "So long a program is replayed with fewer layers; what the allocator adds is extrapolated."
 KERNEL_WORDS = {"cudnn": "cuDNN", "flash": "flash", "efficient": "memory-efficient", "math": "math"}
@@ -120,7 +121,17 @@ def assemble(
     config, shape = facts.config, facts.shape
     context = context_bytes(device)
     attention_kernel = _kernel_name(config, kernels_run)
-    margin, basis = safety_margin(config, figures.reserved, is_extrapolated=is_extrapolated)
+    untested = _untested_paths(config, shape, device, stack, attention_kernel)
+    around = intervals_around(
+        config,
+        stack,
+        context,
+        allocated_bytes=figures.allocated,
+        reserved_bytes=figures.reserved,
+        num_params=shape.total_params,
+        is_untested=bool(untested),
+        is_extrapolated=is_extrapolated,
+    )
     return MemoryEstimate(
         kind=kind,
         estimator_version=ESTIMATOR_VERSION,
@@ -137,11 +148,14 @@ def assemble(
         requested_bytes=requested_bytes,
         allocated_bytes=figures.allocated,
         reserved_bytes=figures.reserved,
+        allocated_interval=around.allocated,
+        reserved_interval=around.reserved,
+        process_interval=around.process,
         context=context,
-        process_bytes=figures.reserved + context.likely_bytes,
-        safety_margin_bytes=margin,
-        safety_margin_basis=basis,
-        need_bytes=figures.reserved + context.high_bytes + margin,
+        process_bytes=around.process.likely_bytes,
+        safety_margin_bytes=around.reserved.high_bytes - figures.reserved,
+        safety_margin_basis=around.reserved.basis,
+        need_bytes=around.process.high_bytes,
         peak_phase=figures.peak_phase,
         components=describe_components(figures.sums, facts),
         phases=tuple(
@@ -150,7 +164,7 @@ def assemble(
         ),
         host=host_need(config, shape, facts.trainable_params),
         assumptions=(*_assumptions(config, shape, device, stack), *([EXTRAPOLATED] if is_extrapolated else [])),
-        untested_paths=_untested_paths(config, shape, device, stack, attention_kernel),
+        untested_paths=untested,
     )
 
 
@@ -168,6 +182,17 @@ def kernels_of(device: DeviceSpec | None, stack: StackProfile) -> AttentionKerne
     )
 
 
+def kernels_for(
+    config: TrainingConfig, shape: ModelShape, device: DeviceSpec | None, stack: StackProfile
+) -> AttentionKernels:
+    """Say which attention kernels run for a model: the flash-attn package's where it is asked for."""
+    kernels = kernels_of(device, stack)
+    if config.attention != "flash_attention_2":
+        return kernels
+    repeats_heads = shape.model_type in stack.flash_repeats_heads_of
+    return kernels._replace(is_package=True, repeats_heads=repeats_heads)
+
+
 def _kernel_name(config: TrainingConfig, kernels_run: Collection[str]) -> str:
     if config.attention != "sdpa":
         return "eager" if config.attention == "eager" else "flash-attn"
@@ -182,6 +207,11 @@ def _assumptions(
     texts = [f"Every row has {batch.sequence_length:,} tokens, padded where it is shorter."]
     if device is None or device.compute_capability is None:
         texts.append("The device's compute capability is taken to be 8.0 or later, on Linux.")
+    if shape.model_type in REMOTE_CODE_TYPES:
+        stand_in = REMOTE_CODE_TYPES[shape.model_type]
+        texts.append(
+            f"Transformers has no class for {shape.model_type}: its program is taken to be that of {stand_in}."
+        )
     if batch.accumulation_steps > MAX_MICROSTEPS:
         texts.append(f"Of {batch.accumulation_steps:,} microsteps three are replayed; the others repeat the second.")
     if shape.max_positions is not None and batch.sequence_length > shape.max_positions:

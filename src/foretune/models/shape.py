@@ -16,6 +16,8 @@ from foretune.values import Value
 __all__ = ["DecoderTraits", "LayerKind", "ModelShape", "ParameterSpec", "Projection"]
 
 Size = Annotated[int, Meta(ge=0, lt=1 << 62)]
+_WITHOUT_SDPA = frozenset({"bloom", "gemma2", "gpt_neo", "gpt_oss", "granite_swa", "mpt", "xglm"})
+"""Classes of transformers 5.24 without `_supports_sdpa`."""
 ParameterRole = Literal["linear", "bias", "conv1d", "embedding", "head", "norm", "experts", "other"]
 
 
@@ -94,8 +96,13 @@ class DecoderTraits(Value, frozen=True, kw_only=True):
     """Settings of the config whose effect on memory has no program; the trace runs them."""
     has_parallel_residual: bool = False
     """Attention and MLP read the same input and are added together (GPT-NeoX, Falcon)."""
-    causal_buffer: Size | None = None
-    """Side of a causal mask that the class keeps as a buffer of truth values (GPT-BigCode, GPT-Neo in each layer)."""
+    table_positions: Size | None = None
+    """Number of positions for which the class keeps or builds a table: a causal mask (GPT-BigCode; GPT-Neo, in each
+    layer), sines (GPT-J, CodeGen, XGLM), linear biases (MPT)."""
+    clips_projections: bool = False
+    """Queries, keys and values are clamped (OLMo's and MPT's clip_qkv)."""
+    has_grouped_projection: bool = False
+    """The fused projection holds each group's queries, key and value together (Falcon's `new_decoder_architecture`)."""
     num_experts: Size | None = None
     experts_per_token: Size | None = None
     normalizes_experts: bool = False
@@ -119,6 +126,12 @@ class DecoderTraits(Value, frozen=True, kw_only=True):
     """A Mamba 2 mixer's norm comes before its gate (Falcon H1)."""
     mixer_chunk: Size | None = None
     """Tokens of one chunk of a Mamba 2 mixer's scan."""
+    activation_dropout: float = 0.0
+    """Dropout between the MLP's layers (XGLM)."""
+    keeps_normed_residual: bool = False
+    """The residual is what the norm gives (Bloom's `apply_residual_connection_post_layernorm`)."""
+    norms_last: bool = False
+    """Norms stand after attention and MLP instead of before (OPT without `do_layer_norm_before`)."""
 
 
 class ModelShape(Value, frozen=True, kw_only=True):
@@ -172,9 +185,8 @@ class ModelShape(Value, frozen=True, kw_only=True):
 
     @property
     def refuses_sdpa(self) -> bool:
-        """Whether Transformers has no sdpa for it: its class can cap attention scores (Gemma 2), or this one does, or
-        it has sinks (gpt-oss)."""
-        return self.model_type in ("gemma2", "gpt_oss") or self.traits.attention_softcap is not None
+        """Whether Transformers has no sdpa for it: its class writes out its attention scores, or this one caps them."""
+        return self.model_type in _WITHOUT_SDPA or self.traits.attention_softcap is not None
 
     def parameters(self) -> Iterator[tuple[int | None, ParameterSpec]]:
         """Yield (layer or None, parameter) in module order, once for every layer."""

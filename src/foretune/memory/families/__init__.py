@@ -1,8 +1,8 @@
 """The decoder families whose layers are written, by Transformers' model_type."""
 
 from foretune.memory.decoder import Decoder
-from foretune.memory.families.classic import FalconDecoder, Gpt2Decoder, GptNeoxDecoder
-from foretune.memory.families.classic_more import GptBigCodeDecoder
+from foretune.memory.families.classic import Gpt2Decoder, GptNeoxDecoder
+from foretune.memory.families.classic_more import CodeGenDecoder, GptBigCodeDecoder, GptjDecoder, PersimmonDecoder
 from foretune.memory.families.delta import Qwen3NextDecoder, Qwen35Decoder
 from foretune.memory.families.dense import (
     GraniteDecoder,
@@ -35,6 +35,8 @@ from foretune.memory.families.dense_pairs import (
     GlmDecoder,
     HeliumDecoder,
 )
+from foretune.memory.families.fairseq import OptDecoder, XglmDecoder
+from foretune.memory.families.falcon import FalconDecoder
 from foretune.memory.families.gemma import Gemma2Decoder, Gemma3Decoder, GemmaDecoder
 from foretune.memory.families.gpt_oss import GptOssDecoder
 from foretune.memory.families.hybrid import Lfm2Decoder, Lfm2MoeDecoder
@@ -62,7 +64,9 @@ from foretune.memory.families.moe_more import (
 )
 from foretune.memory.families.moe_shared import Dots1Decoder, ExaoneMoeDecoder, Glm4MoeDecoder, SolarOpenDecoder
 from foretune.memory.families.nemotron_h import NemotronHDecoder
+from foretune.memory.families.scores import BloomDecoder, GptNeoDecoder, MptDecoder
 from foretune.memory.families.statespace import BambaDecoder, FalconH1Decoder, GraniteHybridDecoder
+from foretune.models import REMOTE_CODE_TYPES
 
 __all__ = ["DECODERS"]
 
@@ -71,6 +75,8 @@ DECODERS: dict[str, type[Decoder]] = {
     "arcee": ArceeDecoder,
     "bamba": BambaDecoder,
     "bitnet": BitNetDecoder,
+    "bloom": BloomDecoder,
+    "codegen": CodeGenDecoder,
     "cohere": CohereDecoder,
     "cohere2": Cohere2Decoder,
     "cwm": CwmDecoder,
@@ -91,13 +97,13 @@ DECODERS: dict[str, type[Decoder]] = {
     "glm4_moe": Glm4MoeDecoder,
     "gpt2": Gpt2Decoder,
     "gpt_bigcode": GptBigCodeDecoder,
+    "gpt_neo": GptNeoDecoder,
     "gpt_neox": GptNeoxDecoder,
     "gpt_oss": GptOssDecoder,
+    "gptj": GptjDecoder,
     "granite": GraniteDecoder,
-    "granitemoehybrid": GraniteHybridDecoder,
-    "lfm2": Lfm2Decoder,
-    "lfm2_moe": Lfm2MoeDecoder,
     "granitemoe": GraniteMoeDecoder,
+    "granitemoehybrid": GraniteHybridDecoder,
     "granitemoeshared": GraniteMoeSharedDecoder,
     "helium": HeliumDecoder,
     "hunyuan_v1_dense": HunYuanDecoder,
@@ -105,12 +111,15 @@ DECODERS: dict[str, type[Decoder]] = {
     "hyperclovax": HyperClovaXDecoder,
     "internlm3": LlamaDecoder,
     "jais2": Jais2Decoder,
+    "lfm2": Lfm2Decoder,
+    "lfm2_moe": Lfm2MoeDecoder,
     "llama": LlamaDecoder,
     "minimax_m2": MiniMaxM2Decoder,
     "ministral": MinistralDecoder,
     "ministral3": Ministral3Decoder,
     "mistral": MistralDecoder,
     "mixtral": MixtralDecoder,
+    "mpt": MptDecoder,
     "nanochat": NanoChatDecoder,
     "nemotron": NemotronDecoder,
     "nemotron_h": NemotronHDecoder,
@@ -118,6 +127,8 @@ DECODERS: dict[str, type[Decoder]] = {
     "olmo2": Olmo2Decoder,
     "olmo3": Olmo3Decoder,
     "olmoe": OlmoeDecoder,
+    "opt": OptDecoder,
+    "persimmon": PersimmonDecoder,
     "phi": PhiDecoder,
     "phi3": Phi3Decoder,
     "qwen2": Qwen2Decoder,
@@ -125,12 +136,15 @@ DECODERS: dict[str, type[Decoder]] = {
     "qwen3": Qwen3Decoder,
     "qwen3_5_moe_text": Qwen35Decoder,
     "qwen3_5_text": Qwen35Decoder,
-    "qwen3_next": Qwen3NextDecoder,
     "qwen3_moe": Qwen3MoeDecoder,
+    "qwen3_next": Qwen3NextDecoder,
     "seed_oss": SeedOssDecoder,
     "smollm3": Qwen2Decoder,
     "solar_open": SolarOpenDecoder,
     "stablelm": StableLmDecoder,
     "starcoder2": Starcoder2Decoder,
+    "xglm": XglmDecoder,
 }
 """A family that is not listed has no program and is refused by name."""
+
+DECODERS.update({remote: DECODERS[known] for remote, known in REMOTE_CODE_TYPES.items() if known in DECODERS})
