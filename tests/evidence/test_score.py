@@ -141,7 +141,7 @@ def test_several_processes_give_the_same_in_the_same_order(tmp_path: Path) -> No
 
 
 def test_traced_and_estimated_agree_on_our_own_loop(tmp_path: Path) -> None:
-    path = write_rows(tmp_path / "rows.jsonl", [public_row(software__driver="litgpt")])
+    path = write_rows(tmp_path / "rows.jsonl", [public_row(software__driver="torchtune")])
     (traced,) = api.score(path, engine="traced")
     (estimate,) = api.score(path)
     assert traced == estimate

@@ -91,6 +91,7 @@ class _Figures(NamedTuple):
 
     allocated: int
     later_allocated: int
+    first_allocated: int
     reserved: int
     process: int
     interval: Interval
@@ -171,9 +172,11 @@ def _answer(engine: Engine, request: Request) -> _Answer:
     except ForetuneError as error:
         return _first_sentence(error)
     later = [phase.allocated_bytes for phase in estimate.phases if phase.phase.endswith(LATER)]
+    first = [phase.allocated_bytes for phase in estimate.phases if not phase.phase.endswith(LATER)]
     return _Figures(
         allocated=estimate.allocated_bytes,
         later_allocated=max(later, default=estimate.allocated_bytes),
+        first_allocated=max(first, default=estimate.allocated_bytes),
         reserved=estimate.reserved_bytes,
         process=estimate.process_bytes,
         interval=Interval(
@@ -196,6 +199,8 @@ def _first_sentence(error: ForetuneError) -> str:
 
 def _prediction(row: Observation, asked: Asked, figures: _Figures) -> Prediction:
     allocated = figures.later_allocated if asked.leaves_out_first else figures.allocated
+    if asked.is_first_batch:
+        allocated = figures.first_allocated
     return Prediction(
         id=row.id,
         source=row.source.name,

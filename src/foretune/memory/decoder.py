@@ -37,6 +37,10 @@ class Modules(NamedTuple):
     kernels: AttentionKernels
     prefix: str
     """Absolute name of the layers up to the index."""
+    model_type: str = ""
+    code: str = "transformers"
+    """Whose modules and of which release (`StackProfile.model_code`)."""
+    is_quantized: bool = False
 
 
 class Decoder:
@@ -55,10 +59,10 @@ class Decoder:
     """Parameters of a layer that the class makes and keeps in fp32 (_keep_in_fp32_modules_strict)."""
     scales_logits: ClassVar[bool] = False
     """The class multiplies or divides its logits by a number (granite, cohere)."""
-    logits_in_32bit: ClassVar[bool] = False
-    """The class hands its logits back in fp32 (mamba2, nemotron_h)."""
     own_activations: ClassVar[frozenset[str]] = frozenset()
     """Activations beyond blocks.ACTIVATIONS: with parameters of their own."""
+    logits_in_32bit: ClassVar[bool] = False
+    """The class hands its logits back in fp32 (mamba2, nemotron_h)."""
     embedding_name: ClassVar[str] = "model.embed_tokens.weight"
     final_norm_name: ClassVar[str] = "model.norm"
 
@@ -90,6 +94,10 @@ class Decoder:
 
     def embed(self, input_ids: Tensor) -> Tensor:
         return ops.embedding(self.embedding, input_ids)
+
+    def head_weight(self, weight: Tensor) -> Tensor:
+        """The head's weight as the class multiplies with it."""
+        return weight
 
     # -- forward
     def __call__(

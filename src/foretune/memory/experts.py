@@ -37,6 +37,7 @@ __all__ = [
     "grouped_product",
     "masked_fill",
     "max_last",
+    "scatter_value",
     "sigmoid",
     "sort",
     "subtract",
@@ -172,6 +173,14 @@ def gather_last(t: Tensor, index: Tensor) -> Tensor:
     if node:
         node.save(index, t)
     return attach(node, Tensor(index.shape, t.dtype))
+
+
+def scatter_value(t: Tensor, index: Tensor) -> Tensor:
+    """scatter of a number, out of place: n*s; saves the index; backward n*s."""
+    node = node_for(lambda grads, node, index: (like(_only(grads)),), t)
+    if node:
+        node.save(index)
+    return attach(node, like(t))
 
 
 def masked_fill(t: Tensor, mask: Tensor) -> Tensor:

@@ -31,7 +31,9 @@ class StockHead:
         has_softcap: bool,
         is_scaled: bool = False,
         in_32bit: bool = False,
+        prepared: Callable[[Tensor], Tensor] = lambda weight: weight,
     ) -> None:
+        self.prepared = prepared
         self.backbone, self.weight, self.bias = backbone, weight, bias
         self.has_softcap, self.is_scaled, self.in_32bit = has_softcap, is_scaled, in_32bit
 
@@ -73,7 +75,7 @@ class StockHead:
 
     def product(self, hidden_states: Tensor) -> Tensor:
         """The head itself."""
-        return linear(hidden_states, self.weight, self.bias)
+        return linear(hidden_states, self.prepared(self.weight), self.bias)
 
 
 class TransformersHead(StockHead):

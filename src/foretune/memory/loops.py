@@ -11,6 +11,7 @@ from foretune.contract import TrainingConfig
 from foretune.memory import ops
 from foretune.memory.autocast import Autocast
 from foretune.memory.decoder import RunOptions
+from foretune.memory.families.litgpt_head import LitGptHead
 from foretune.memory.head import StockHead
 from foretune.memory.kernels import MAX_MICROSTEPS
 from foretune.memory.optimizers import Optimizer, Parameters, clip_gradients, make_optimizer
@@ -25,7 +26,7 @@ AUTOCAST_DTYPES = {"bf16": "bf16", "fp16": "f16"}
 class Prepared(NamedTuple):
     """A model that is ready to be trained."""
 
-    head: StockHead
+    head: StockHead | LitGptHead
     options: RunOptions
     trainable: Parameters
     undecayed: frozenset[int]
@@ -98,6 +99,7 @@ class Loop:
             prepared.trainable,
             undecayed=prepared.undecayed if stack.splits_decay else None,
             in_32bit=prepared.embeddings if stack.embeddings_in_32bit else frozenset(),
+            pages_adamw=stack.loss == "litgpt" and self.config.quantization is not None,
         )
 
     def clip(self) -> None:

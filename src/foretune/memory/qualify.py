@@ -43,7 +43,7 @@ _UNTRACED = frozenset(
         # loops over tokens, where a GPU has a kernel
         "falcon_mamba", "jamba", "mamba", "recurrent_gemma",
         # no class in Transformers
-        "internlm2", "kimi_k2", "mimo", "minicpm",
+        "baichuan", "chatglm", "internlm2", "kimi_k2", "mimo", "minicpm", "qwen",
         # no causal class for the whole of text and images
         "idefics3", "kimi_k25", "mistral3", "paligemma", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe",
         "smolvlm", "step3p7",
@@ -56,8 +56,19 @@ _UNTRACED = frozenset(
 def require_program(config: TrainingConfig, shape: ModelShape, stack: StackProfile) -> None:
     """Raise UnsupportedError for everything about a request whose program is not written, all at once."""
     problems = [*setting_problems(config, stack, "estimated"), *_shape_problems(config, shape)]
+    problems += _class_problems(shape, stack)
     if problems:
         raise UnsupportedError.of(problems)
+
+
+def _class_problems(shape: ModelShape, stack: StackProfile) -> list[Problem]:
+    """A model's class that was another one in the stack's Transformers: up to 4.57 experts were linear layers."""
+    is_older = stack.model_code == "transformers" and int(stack.transformers.split(".")[0]) < 5
+    if not (is_older and shape.count("experts")):
+        return []
+    old = f"in Transformers {stack.transformers} they were layers of their own"
+    text = f"{shape.id}: its experts are stacked today; {old}, and that class is not estimated."
+    return [Problem(text, "Take a stack of Transformers 5.", None, "model.id")]
 
 
 def setting_problems(config: TrainingConfig, stack: StackProfile, verb: str) -> list[Problem]:
@@ -75,10 +86,8 @@ def setting_problems(config: TrainingConfig, stack: StackProfile, verb: str) -> 
     if config.loss != "stock" and stack.loss != "own":
         text = f"loss is {config.loss}: the stack {stack.name} has a loss of its own."
         problems.append(Problem(text, "Set loss: stock, or take the stack foretune.", None, "loss"))
+    problems += _litgpt_problems(config, stack, verb) if stack.model_code != "transformers" else []
     lora = config.lora
-    if lora is not None and lora.modules_to_save and verb == "estimated":
-        text = "lora.modules_to_save: a module trained whole beside adapters is not estimated yet."
-        problems.append(Problem(text, "Leave it empty, or trace it.", None, "lora.modules_to_save"))
     is_4bit = config.quantization is not None and config.quantization.scheme == "nf4"
     if lora is not None and lora.use_dora and is_4bit and not stack.copies_code_tables:
         text = f"lora.use_dora is true: DoRA on a 4-bit base is not {verb} yet for the stack {stack.name}."
@@ -86,9 +95,37 @@ def setting_problems(config: TrainingConfig, stack: StackProfile, verb: str) -> 
     return problems
 
 
+def _litgpt_problems(config: TrainingConfig, stack: StackProfile, verb: str) -> list[Problem]:
+    """litgpt has its own model classes, and what it leaves no choice about."""
+    if verb == "traced":
+        text = f"The stack {stack.name} runs litgpt's own model classes, which are not traced."
+        return [Problem(text, f"`foretune estimate --stack {stack.name}` has their program.", None, None)]
+    wrong: list[tuple[str, str, str]] = []
+    if config.gradient_checkpointing:
+        wrong.append(("gradient_checkpointing", "true: litgpt checkpoints nothing on one device", "false"))
+    if config.attention != "sdpa":
+        wrong.append(("attention", f"{config.attention}: litgpt calls torch's, or its own for capped scores", "sdpa"))
+    precision = config.precision
+    if config.lora is not None and precision.adapter_dtype != precision.dtype:
+        own = f"{precision.adapter_dtype}: litgpt's adapters have the format of its weights"
+        wrong.append(("precision.adapter_dtype", own, precision.dtype))
+    lora = config.lora
+    if lora is not None and lora.use_dora:
+        wrong.append(("lora.use_dora", "true: litgpt has none", "false"))
+    if lora is not None and lora.modules_to_save:
+        wrong.append(("lora.modules_to_save", "set: litgpt trains adapters alone", "[]"))
+    if config.quantization is not None and config.quantization.scheme != "nf4":
+        what = f"{config.quantization.scheme}: litgpt's base of that kind is not estimated yet"
+        wrong.append(("quantization.scheme", what, "nf4"))
+    if config.quantization is not None and config.optimizer.name != "adamw":
+        name = f"{config.optimizer.name}: under a quantized base litgpt takes bitsandbytes' paged AdamW"
+        wrong.append(("optimizer.name", name, "adamw"))
+    return [Problem(f"{field} is {what}.", f"Set {field}: {to}.", None, field) for field, what, to in wrong]
+
+
 def _shape_problems(config: TrainingConfig, shape: ModelShape) -> list[Problem]:
     family, traits = shape.model_type, shape.traits
-    if family not in DECODERS:
+    if shape.code == "transformers" and family not in DECODERS:
         text = f"{shape.id}: the memory of {family} models is not estimated yet."
         hint = f"Families that are: {', '.join(sorted(DECODERS))}. `foretune models show` counts this one."
         if family not in _UNTRACED:

@@ -13,7 +13,10 @@ from msgspec import Meta
 
 from foretune.values import Value
 
-__all__ = ["DecoderTraits", "LayerKind", "ModelShape", "ParameterSpec", "Projection"]
+__all__ = ["OUTSIDE", "DecoderTraits", "LayerKind", "ModelShape", "ParameterSpec", "Projection"]
+
+OUTSIDE = -1
+"""The layer of a projection that stands outside the stack: litgpt's head."""
 
 Size = Annotated[int, Meta(ge=0, lt=1 << 62)]
 _WITHOUT_SDPA = frozenset({"bloom", "gemma2", "gpt_neo", "gpt_oss", "granite_swa", "mpt", "xglm"})
@@ -67,6 +70,10 @@ class Projection(Value, frozen=True, kw_only=True):
     """An `nn.Linear`; GPT-2's Conv1D is not."""
     layers: tuple[int, ...]
     """The layers that have it."""
+    other_names: tuple[str, ...] = ()
+    """Names under which it can be targeted too (litgpt's parts, by what Transformers calls them)."""
+    part_of: str | None = None
+    """The linear layer that holds it, where it is a part of one; the adapters of its parts are one pair of matrices."""
 
 
 class DecoderTraits(Value, frozen=True, kw_only=True):
@@ -90,8 +97,6 @@ class DecoderTraits(Value, frozen=True, kw_only=True):
     final_softcap: float | None = None
     qk_norm: Literal["head", "full"] | None = None
     """Norm on queries and keys: over each head, or over the whole projection (OLMo2)."""
-    qkv_clip: float | None = None
-    """Queries, keys and values are clamped to this magnitude (OLMo)."""
     unwritten: tuple[str, ...] = ()
     """Settings of the config whose effect on memory has no program; the trace runs them."""
     has_parallel_residual: bool = False
@@ -141,6 +146,8 @@ class ModelShape(Value, frozen=True, kw_only=True):
     """The id or path it was asked for by."""
     model_type: str
     """Transformers' `model_type` of the language model (`text_config` where it is nested)."""
+    code: Literal["transformers", "litgpt"] = "transformers"
+    """Whose modules the parameters are named and laid out by."""
     source: str
     """Where the config came from: `catalogue`, `file`, `cache` or `hub`."""
     revision: str | None = None
@@ -159,6 +166,8 @@ class ModelShape(Value, frozen=True, kw_only=True):
     """Together they cover every layer once."""
     after: tuple[ParameterSpec, ...]
     """Parameters held after the layers; a tied head is not listed."""
+    adaptable: tuple[Projection, ...] = ()
+    """What adapters see, where that is not the linear layers of the stack."""
     tower_params: Size = 0
     """Parameters outside the language model (vision, audio, projector), in all."""
     published_only_as: str | None = None
@@ -186,7 +195,8 @@ class ModelShape(Value, frozen=True, kw_only=True):
     @property
     def refuses_sdpa(self) -> bool:
         """Whether Transformers has no sdpa for it: its class writes out its attention scores, or this one caps them."""
-        return self.model_type in _WITHOUT_SDPA or self.traits.attention_softcap is not None
+        writes_out = self.model_type in _WITHOUT_SDPA or self.traits.attention_softcap is not None
+        return self.code == "transformers" and writes_out
 
     def parameters(self) -> Iterator[tuple[int | None, ParameterSpec]]:
         """Yield (layer or None, parameter) in module order, once for every layer."""

@@ -4,7 +4,7 @@ from foretune.contract import TrainingConfig
 from foretune.errors import UnsupportedError
 from foretune.memory.qualify import setting_problems
 from foretune.memory.stack import StackProfile
-from foretune.models import ModelShape
+from foretune.models import WITHOUT_CLASS, ModelShape
 
 __all__ = ["require_runnable", "require_same_class"]
 
@@ -21,6 +21,13 @@ def require_same_class(shape: ModelShape, stack: StackProfile) -> None:
 
     Up to 4.57 experts were linear layers of their own, which are quantized and adapted; today's are stacked.
     """
+    if shape.model_type in WITHOUT_CLASS:
+        raise UnsupportedError(
+            f"{shape.id}: Transformers has no class for {shape.model_type}; its code is published with its weights, "
+            "and foretune never runs remote code.",
+            hint="`foretune models show` counts it, and `foretune estimate` has a program for it.",
+            field="model.id",
+        )
     is_stacked = shape.count("experts") > 0
     if is_stacked and int(stack.transformers.split(".")[0]) < 5:
         raise UnsupportedError(

@@ -40,6 +40,7 @@ from foretune.memory.families.falcon import FalconDecoder
 from foretune.memory.families.gemma import Gemma2Decoder, Gemma3Decoder, GemmaDecoder
 from foretune.memory.families.gpt_oss import GptOssDecoder
 from foretune.memory.families.hybrid import Lfm2Decoder, Lfm2MoeDecoder
+from foretune.memory.families.litgpt import LitGptDecoder
 from foretune.memory.families.llama import (
     LlamaDecoder,
     MistralDecoder,
@@ -64,18 +65,22 @@ from foretune.memory.families.moe_more import (
 )
 from foretune.memory.families.moe_shared import Dots1Decoder, ExaoneMoeDecoder, Glm4MoeDecoder, SolarOpenDecoder
 from foretune.memory.families.nemotron_h import NemotronHDecoder
+from foretune.memory.families.phimoe import PhimoeDecoder
+from foretune.memory.families.remote import BaichuanDecoder, ChatGlmDecoder, QwenDecoder
 from foretune.memory.families.scores import BloomDecoder, GptNeoDecoder, MptDecoder
 from foretune.memory.families.statespace import BambaDecoder, FalconH1Decoder, GraniteHybridDecoder
-from foretune.models import REMOTE_CODE_TYPES
+from foretune.models import REMOTE_CODE_TYPES, ModelShape
 
-__all__ = ["DECODERS"]
+__all__ = ["DECODERS", "decoder_of"]
 
 DECODERS: dict[str, type[Decoder]] = {
     "apertus": ApertusDecoder,
     "arcee": ArceeDecoder,
     "bamba": BambaDecoder,
+    "baichuan": BaichuanDecoder,
     "bitnet": BitNetDecoder,
     "bloom": BloomDecoder,
+    "chatglm": ChatGlmDecoder,
     "codegen": CodeGenDecoder,
     "cohere": CohereDecoder,
     "cohere2": Cohere2Decoder,
@@ -99,11 +104,13 @@ DECODERS: dict[str, type[Decoder]] = {
     "gpt_bigcode": GptBigCodeDecoder,
     "gpt_neo": GptNeoDecoder,
     "gpt_neox": GptNeoxDecoder,
-    "gpt_oss": GptOssDecoder,
     "gptj": GptjDecoder,
+    "gpt_oss": GptOssDecoder,
     "granite": GraniteDecoder,
-    "granitemoe": GraniteMoeDecoder,
     "granitemoehybrid": GraniteHybridDecoder,
+    "lfm2": Lfm2Decoder,
+    "lfm2_moe": Lfm2MoeDecoder,
+    "granitemoe": GraniteMoeDecoder,
     "granitemoeshared": GraniteMoeSharedDecoder,
     "helium": HeliumDecoder,
     "hunyuan_v1_dense": HunYuanDecoder,
@@ -111,8 +118,6 @@ DECODERS: dict[str, type[Decoder]] = {
     "hyperclovax": HyperClovaXDecoder,
     "internlm3": LlamaDecoder,
     "jais2": Jais2Decoder,
-    "lfm2": Lfm2Decoder,
-    "lfm2_moe": Lfm2MoeDecoder,
     "llama": LlamaDecoder,
     "minimax_m2": MiniMaxM2Decoder,
     "ministral": MinistralDecoder,
@@ -131,13 +136,15 @@ DECODERS: dict[str, type[Decoder]] = {
     "persimmon": PersimmonDecoder,
     "phi": PhiDecoder,
     "phi3": Phi3Decoder,
+    "phimoe": PhimoeDecoder,
+    "qwen": QwenDecoder,
     "qwen2": Qwen2Decoder,
     "qwen2_moe": Qwen2MoeDecoder,
     "qwen3": Qwen3Decoder,
     "qwen3_5_moe_text": Qwen35Decoder,
     "qwen3_5_text": Qwen35Decoder,
-    "qwen3_moe": Qwen3MoeDecoder,
     "qwen3_next": Qwen3NextDecoder,
+    "qwen3_moe": Qwen3MoeDecoder,
     "seed_oss": SeedOssDecoder,
     "smollm3": Qwen2Decoder,
     "solar_open": SolarOpenDecoder,
@@ -148,3 +155,8 @@ DECODERS: dict[str, type[Decoder]] = {
 """A family that is not listed has no program and is refused by name."""
 
 DECODERS.update({remote: DECODERS[known] for remote, known in REMOTE_CODE_TYPES.items() if known in DECODERS})
+
+
+def decoder_of(shape: ModelShape) -> type[Decoder]:
+    """Return the decoder of a model in the modules that its shape is described in."""
+    return LitGptDecoder if shape.code == "litgpt" else DECODERS[shape.model_type]

@@ -110,7 +110,7 @@ class OlmoAttention(LlamaAttention):
         query_states = call(self.q_proj, hidden_states)
         key_states = call(self.k_proj, hidden_states)
         value_states = call(self.v_proj, hidden_states)
-        if self.modules.traits.qkv_clip is not None:
+        if self.modules.traits.clips_projections:
             query_states = clamp_in_place(query_states)
             key_states = clamp_in_place(key_states)
             value_states = clamp_in_place(value_states)

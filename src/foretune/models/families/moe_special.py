@@ -54,6 +54,9 @@ def phimoe(c: Fields) -> Decoder:
     num_layers = c.num_layers()
     traits = expert_traits(c, "num_local_experts", "num_experts_per_tok")
     traits |= windowed(c, ["sliding_attention"] * num_layers, c.maybe_size("sliding_window"))
+    # Its router's jitter is a threshold, no noise.
+    noise = tuple(key for key in traits["unwritten"] if key != "router_jitter_noise")
+    traits["unwritten"] = (*noise, *_scaled_rotary(c))
     return decoder(
         c,
         stack([0] * num_layers, lambda _: layer),
@@ -61,6 +64,15 @@ def phimoe(c: Fields) -> Decoder:
         final=norm("model.norm", hidden, bias=True),
         head_bias=c.flag("lm_head_bias"),
     )
+
+
+def _scaled_rotary(c: Fields) -> tuple[str, ...]:
+    """Name the key by which the rotary frequencies depend on the length: they are made anew in every forward."""
+    for key in ("rope_parameters", "rope_scaling"):
+        section = c.raw(key)
+        if isinstance(section, dict) and section.get("rope_type", section.get("type", "default")) != "default":
+            return (key,)
+    return ()
 
 
 def gpt_oss(c: Fields) -> Decoder:
