@@ -53,6 +53,8 @@ class Decoder:
     """The order in which the class passes its layers' keywords is the order in which they die."""
     mask_kwargs: ClassVar[bool] = False
     """The class keeps the mask's arguments in a dictionary of its own (mask_kwargs)."""
+    masks_know_positions: ClassVar[bool] = True
+    """The class passes positions to its masks, which look for packed rows in them (not so gpt_oss)."""
     parameters_in_32bit: ClassVar[frozenset[str]] = frozenset()
     """Parameters of a layer that the class makes and keeps in fp32 (_keep_in_fp32_modules_strict)."""
     scales_logits: ClassVar[bool] = False
@@ -120,6 +122,8 @@ class Decoder:
         masks: dict[str, Tensor | None] = {}
         if self.mask_kwargs:
             _mask_kwargs = {"inputs_embeds": inputs_embeds, "position_ids": position_ids}
+            if not self.masks_know_positions:
+                del _mask_kwargs["position_ids"]
         masks = self.masks(run, inputs_embeds)
         if type(self).rescaled is not Decoder.rescaled:
             inputs_embeds = hidden_states = self.rescaled(inputs_embeds)

@@ -47,9 +47,6 @@ _UNTRACED = frozenset(
         # no causal class for the whole of text and images
         "idefics3", "kimi_k25", "mistral3", "paligemma", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe",
         "smolvlm", "step3p7",
-        # PEFT adapts their stacked experts or routers too, which the counts do not have yet
-        "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4", "ernie4_5_moe", "exaone_moe", "glm4_moe",
-        "glm4_moe_lite", "glm_moe_dsa", "hunyuan_v1_moe", "llama4", "phimoe", "qwen3_next", "solar_open", "zamba2",
     }
 )
 # fmt: on
@@ -135,6 +132,9 @@ def _shape_problems(config: TrainingConfig, shape: ModelShape) -> list[Problem]:
             hint = "`foretune trace` runs the real program instead (it needs: pip install 'foretune[train]')."
         return [Problem(text, hint, None, "model.id")]
     problems = []
+    for key in traits.unwritten:
+        text = f"{shape.id} sets {key}, which is not estimated yet."
+        problems.append(Problem(text, "`foretune trace` runs it.", None, "model.id"))
     if shape.tower_params:
         text = f"{shape.id} has parts beside the language model (vision or audio), which are not estimated yet."
         problems.append(Problem(text, "Use a text-only checkpoint of the family.", None, "model.id"))
@@ -146,7 +146,8 @@ def _shape_problems(config: TrainingConfig, shape: ModelShape) -> list[Problem]:
         text = f"{shape.id}: the activation {traits.activation!r} has no known kernels."
         problems.append(Problem(text, f"Known are {', '.join(sorted(known))}.", None, "model.id"))
     if shape.refuses_sdpa and config.attention == "sdpa":
-        text = f"attention is sdpa, but {shape.id} can cap its attention scores, and Transformers refuses sdpa for it."
+        what = "has attention sinks" if family == "gpt_oss" else "can cap its attention scores"
+        text = f"attention is sdpa, but {shape.id} {what}, and Transformers refuses sdpa for it."
         problems.append(Problem(text, "Set attention: eager.", None, "attention"))
     if traits.num_heads and traits.num_kv_heads and traits.num_heads % traits.num_kv_heads:
         text = f"{shape.id}: {traits.num_heads} heads cannot share {traits.num_kv_heads} key/value heads evenly."

@@ -255,9 +255,11 @@ class Node:
                 self.saved.append(pack(t) if pack else t)
 
     def run(self, grads: Grads) -> list["Tensor | None"]:
-        """Unpack what was saved, compute, and let the unpacked go in reverse."""
+        """Unpack what was saved, compute, and let the unpacked go in reverse. Without any gradient none is computed."""
         saved = [s.unpack() if type(s) is _Holder else s for s in self.saved]
-        out = self.formula(grads, self, *saved)
+        out: Sequence[Tensor | None] = [None] * len(self.edges)
+        if any(grad is not None for grad in grads):
+            out = self.formula(grads, self, *saved)
         while saved:
             saved.pop()
         return list(out)

@@ -19,7 +19,7 @@ OUTSIDE = -1
 """The layer of a projection that stands outside the stack: litgpt's head."""
 
 Size = Annotated[int, Meta(ge=0, lt=1 << 62)]
-_WITHOUT_SDPA = frozenset({"bloom", "gemma2", "gpt_neo", "granite_swa", "mpt", "xglm"})
+_WITHOUT_SDPA = frozenset({"bloom", "gemma2", "gpt_neo", "gpt_oss", "granite_swa", "mpt", "xglm"})
 """Classes of transformers 5.24 without `_supports_sdpa`."""
 ParameterRole = Literal["linear", "bias", "conv1d", "embedding", "head", "norm", "experts", "other"]
 
@@ -97,6 +97,8 @@ class DecoderTraits(Value, frozen=True, kw_only=True):
     final_softcap: float | None = None
     qk_norm: Literal["head", "full"] | None = None
     """Norm on queries and keys: over each head, or over the whole projection (OLMo2)."""
+    unwritten: tuple[str, ...] = ()
+    """Settings of the config whose effect on memory has no program; the trace runs them."""
     has_parallel_residual: bool = False
     """Attention and MLP read the same input and are added together (GPT-NeoX, Falcon)."""
     table_positions: Size | None = None

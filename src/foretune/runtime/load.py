@@ -18,6 +18,8 @@ __all__ = ["DTYPES", "build_model", "decoder_linears", "model_config"]
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
+_PRODUCTS = ("Linear", "FalconLinear")
+"""Classes that are a product with a weight and no more."""
 _LEFT_OUT = frozenset(
     {"architectures", "auto_map", "dtype", "quantization_config", "torch_dtype", "transformers_version"}
 )
@@ -67,9 +69,14 @@ def build_model(config: PretrainedConfig, *, dtype: torch.dtype, device: str, at
 
 
 def decoder_linears(model: nn.Module) -> dict[str, nn.Linear]:
-    """Return the linear layers below a numbered layer: what quantization and adapters may reach."""
+    """Return the linear layers below a numbered layer: what quantization and adapters may reach.
+
+    Classes over `nn.Linear` that do more than its product are none of them (routers of llama4 and phimoe, the grouped
+    projection of deepseek_v4); Transformers passes them over too (integrations/bitsandbytes.py).
+    """
     found = {}
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and any(part.isdigit() for part in name.split(".")):
+        is_linear = isinstance(module, nn.Linear) and type(module).__name__ in _PRODUCTS
+        if is_linear and any(part.isdigit() for part in name.split(".")):
             found[name] = module
     return found

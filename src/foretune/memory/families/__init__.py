@@ -38,6 +38,7 @@ from foretune.memory.families.dense_pairs import (
 from foretune.memory.families.fairseq import OptDecoder, XglmDecoder
 from foretune.memory.families.falcon import FalconDecoder
 from foretune.memory.families.gemma import Gemma2Decoder, Gemma3Decoder, GemmaDecoder
+from foretune.memory.families.gpt_oss import GptOssDecoder
 from foretune.memory.families.hybrid import Lfm2Decoder
 from foretune.memory.families.litgpt import LitGptDecoder
 from foretune.memory.families.llama import (
@@ -63,6 +64,7 @@ from foretune.memory.families.moe_more import (
     HunYuanMoeDecoder,
 )
 from foretune.memory.families.moe_shared import Dots1Decoder, ExaoneMoeDecoder, Glm4MoeDecoder, SolarOpenDecoder
+from foretune.memory.families.phimoe import PhimoeDecoder
 from foretune.memory.families.remote import BaichuanDecoder, ChatGlmDecoder, QwenDecoder
 from foretune.memory.families.scores import BloomDecoder, GptNeoDecoder, MptDecoder
 from foretune.memory.families.statespace import GraniteHybridDecoder
@@ -100,6 +102,7 @@ DECODERS: dict[str, type[Decoder]] = {
     "gpt_neo": GptNeoDecoder,
     "gpt_neox": GptNeoxDecoder,
     "gptj": GptjDecoder,
+    "gpt_oss": GptOssDecoder,
     "granite": GraniteDecoder,
     "granitemoe": GraniteMoeDecoder,
     "granitemoeshared": GraniteMoeSharedDecoder,
@@ -129,6 +132,7 @@ DECODERS: dict[str, type[Decoder]] = {
     "phi": PhiDecoder,
     "phi3": Phi3Decoder,
     "qwen": QwenDecoder,
+    "phimoe": PhimoeDecoder,
     "qwen2": Qwen2Decoder,
     "qwen2_moe": Qwen2MoeDecoder,
     "qwen3": Qwen3Decoder,

@@ -9,6 +9,7 @@ from foretune.memory import blocks
 from foretune.memory.activations import Xielu
 from foretune.memory.blocks import GatedMlp, LayerNorm, Module, PlainMlp, RmsNorm, call
 from foretune.memory.decoder import Layer, Modules, RunOptions
+from foretune.memory.experts import clamp_in_place
 from foretune.memory.families.classic import LayerNormDecoder
 from foretune.memory.families.gemma import Gemma2Decoder
 from foretune.memory.families.llama import (
@@ -109,6 +110,10 @@ class OlmoAttention(LlamaAttention):
         query_states = call(self.q_proj, hidden_states)
         key_states = call(self.k_proj, hidden_states)
         value_states = call(self.v_proj, hidden_states)
+        if self.modules.traits.clips_projections:
+            query_states = clamp_in_place(query_states)
+            key_states = clamp_in_place(key_states)
+            value_states = clamp_in_place(value_states)
         query_states = transpose(view(query_states, *hidden_shape), 1, 2)
         key_states = transpose(view(key_states, *hidden_shape), 1, 2)
         value_states = transpose(view(value_states, *hidden_shape), 1, 2)

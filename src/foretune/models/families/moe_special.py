@@ -46,13 +46,17 @@ def minimax(c: Fields) -> Decoder:
 
 
 def phimoe(c: Fields) -> Decoder:
-    """phimoe: LayerNorm with bias; the router is an `nn.Linear`, so LoRA and 4-bit do reach it."""
+    """phimoe: LayerNorm with bias; the router is a class of its own over `nn.Linear`, which neither LoRA nor 4-bit
+    reach."""
     h, hidden, count = heads(c), c.size("hidden_size"), c.size("num_local_experts")
-    mlp = linear("mlp.router", count, hidden) + experts("mlp.experts", count, hidden, c.size("intermediate_size"))
+    mlp = router("mlp.router", count, hidden) + experts("mlp.experts", count, hidden, c.size("intermediate_size"))
     layer = attention(c, h, bias=c.flag("attention_bias")) + mlp + pre_norms(hidden, bias=True)
     num_layers = c.num_layers()
     traits = expert_traits(c, "num_local_experts", "num_experts_per_tok")
     traits |= windowed(c, ["sliding_attention"] * num_layers, c.maybe_size("sliding_window"))
+    # Its router's jitter is a threshold, no noise.
+    noise = tuple(key for key in traits["unwritten"] if key != "router_jitter_noise")
+    traits["unwritten"] = (*noise, *_scaled_rotary(c))
     return decoder(
         c,
         stack([0] * num_layers, lambda _: layer),
@@ -60,6 +64,15 @@ def phimoe(c: Fields) -> Decoder:
         final=norm("model.norm", hidden, bias=True),
         head_bias=c.flag("lm_head_bias"),
     )
+
+
+def _scaled_rotary(c: Fields) -> tuple[str, ...]:
+    """Name the key by which the rotary frequencies depend on the length: they are made anew in every forward."""
+    for key in ("rope_parameters", "rope_scaling"):
+        section = c.raw(key)
+        if isinstance(section, dict) and section.get("rope_type", section.get("type", "default")) != "default":
+            return (key,)
+    return ()
 
 
 def gpt_oss(c: Fields) -> Decoder:
@@ -143,7 +156,8 @@ def mimo_v2_flash(c: Fields) -> Decoder:
 
 
 def llama4(c: Fields) -> Decoder:
-    """llama4_text: experts as [E, in, out], a shared expert, dense layers of another width in between."""
+    """llama4_text: experts as [E, in, out], a shared expert, dense layers of another width in between; the router as
+    phimoe's."""
     h, hidden, count = heads(c), c.size("hidden_size"), c.num_layers()
     attn = attention(c, h, bias=c.flag("attention_bias"))
     step, num_experts, width = (
@@ -156,7 +170,7 @@ def llama4(c: Fields) -> Decoder:
     sparse_mlp = (
         *plain("feed_forward.experts.gate_up_proj", num_experts, hidden, 2 * width, role="experts"),
         *plain("feed_forward.experts.down_proj", num_experts, width, hidden, role="experts"),
-        *linear("feed_forward.router", num_experts, hidden),
+        *router("feed_forward.router", num_experts, hidden),
         *gated_mlp("feed_forward.shared_expert", hidden, width),
     )
     dense = gated_mlp("feed_forward", hidden, c.size("intermediate_size_mlp"))
