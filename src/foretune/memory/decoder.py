@@ -61,6 +61,8 @@ class Decoder:
     """The class multiplies or divides its logits by a number (granite, cohere)."""
     own_activations: ClassVar[frozenset[str]] = frozenset()
     """Activations beyond blocks.ACTIVATIONS: with parameters of their own."""
+    logits_in_32bit: ClassVar[bool] = False
+    """The class hands its logits back in fp32 (mamba2, nemotron_h)."""
     embedding_name: ClassVar[str] = "model.embed_tokens.weight"
     final_norm_name: ClassVar[str] = "model.norm"
 
@@ -116,7 +118,7 @@ class Decoder:
             inputs_embeds.needs_grad = True  # enable_input_require_grads: a leaf
         inputs_embeds = self.after_embedding(inputs_embeds)
         cache = Cache() if run.keeps_cache else None
-        position_ids = add_scalar(Tensor((run.sequence_length,), "i64"))
+        position_ids = self.count_positions(run.sequence_length)
         position_ids = unsqueeze(position_ids, 0)
         hidden_states, _position_embeds = self.begin(inputs_embeds, position_ids)
         masks: dict[str, Tensor | None] = {}
@@ -140,9 +142,14 @@ class Decoder:
                 "position_ids": position_ids,
                 "cache": cache,
             }
-            hidden_states = call(step, hidden_states, **{k: keywords[k] for k in self.keyword_order if k in keywords})
+            outputs = call(step, hidden_states, **{k: keywords[k] for k in self.keyword_order if k in keywords})
+            if type(outputs) is tuple:
+                hidden_states, _attn_weights = outputs
+            else:
+                hidden_states = outputs
             del keywords
             _outputs = hidden_states if self.keeps_outputs else None
+            del outputs
             run.end_layer(i)
         tape.segment("head")
         hidden_states = call(self.norm, hidden_states)
@@ -151,6 +158,10 @@ class Decoder:
     def after_embedding(self, inputs_embeds: Tensor) -> Tensor:
         """What the class does to the embedding's output before anything else."""
         return inputs_embeds
+
+    def count_positions(self, length: int) -> Tensor:
+        """arange, to which the number of cached tokens is added."""
+        return add_scalar(Tensor((length,), "i64"))
 
     def begin(self, inputs_embeds: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return what enters the first layer, and position embeddings that the class's forward holds on to."""
@@ -185,11 +196,12 @@ class Layer:
     mask_kind = "full"
     table_kind = "full"
 
-    forward: Callable[..., Tensor]
-    """Run the layer; each class takes the keywords of its own file."""
+    forward: Callable[..., Any]
+    """Run the layer; each class takes the keywords of its own file. Returns hidden states, or a pair with the attention
+    weights, which the backbone's loop then holds."""
 
     def checkpointed(self, hidden_states: Tensor, **kwargs: Any) -> Any:
-        def run(hidden_states: Tensor) -> Tensor:
+        def run(hidden_states: Tensor) -> Any:
             return self.forward(hidden_states, **kwargs)
 
         return checkpoint(run, hidden_states)

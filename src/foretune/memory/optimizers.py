@@ -106,7 +106,7 @@ class AdamwForeach(_Optimizer):
             results = _of_each(group, "roots")
             _free_from_the_last(roots, "roots")
             roots = results
-        del results
+            del results
         _free_from_the_last(roots, "roots")
         current().segment("update")
 

@@ -354,6 +354,7 @@ class _Run:
             bias,
             has_softcap=has_softcap,
             is_scaled=decoder.scales_logits,
+            in_32bit=decoder.logits_in_32bit,
             prepared=decoder.head_weight,
         )
 

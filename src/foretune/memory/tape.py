@@ -271,8 +271,9 @@ class Node:
         self.saved = []
 
     def forget(self) -> None:
-        """Let go of what the formula knows."""
-        del self.formula
+        """Let go of what the formula knows; a graph may be dropped twice."""
+        if hasattr(self, "formula"):
+            del self.formula
 
     def __del__(self) -> None:
         if self.edges:
@@ -303,7 +304,8 @@ class _Accumulate:
 
     def forget(self) -> None:
         """Let go of the leaf."""
-        del self.leaf
+        if hasattr(self, "leaf"):
+            del self.leaf
 
 
 def _edge(t: Tensor | None) -> tuple[Any, int, Shape, str] | None:

@@ -119,10 +119,16 @@ class DecoderTraits(Value, frozen=True, kw_only=True):
     """Dropout that the config itself asks for in training (GPT-2: 0.1), apart from LoRA's."""
     attention_dropout: float = 0.0
     residual_dropout: float = 0.0
+    has_expert_bias: bool = False
+    """A correction is added to the scores by which LFM2 chooses experts."""
     mixer_groups: Size | None = None
     """Groups of heads that share B and C in a Mamba 2 mixer; key heads of a gated delta net."""
     mixer_width: Size | None = None
     """Width of all heads of a Mamba 2 mixer together."""
+    mixer_projection: Size | None = None
+    """Width of a Mamba 2 mixer's input projection."""
+    norms_before_gate: bool = False
+    """A Mamba 2 mixer's norm comes before its gate (Falcon H1)."""
     mixer_chunk: Size | None = None
     """Tokens of one chunk of a Mamba 2 mixer's scan."""
     activation_dropout: float = 0.0
