@@ -13,7 +13,7 @@ from foretune.memory.blocks import Conv1d, Linear, Module
 from foretune.memory.decoder import Decoder, Modules, RunOptions
 from foretune.memory.families import decoder_of
 from foretune.memory.families.litgpt import LitGptAdapter
-from foretune.memory.families.litgpt_head import HeldInputs, LitGptHead
+from foretune.memory.families.litgpt_head import LitGptHead
 from foretune.memory.fused import fuse, keep_products
 from foretune.memory.head import StockHead
 from foretune.memory.kernels import NUM_UPDATES, AttentionKernels
@@ -116,7 +116,6 @@ class _Run:
         self.parameters: dict[str, Tensor] = {}
         self.quantized: dict[str, Any] = {}
         self.adapters: dict[str, Adapter] = {}
-        self.held = HeldInputs()
         self.saved: set[str] = set()
         self.kept: list[Any] = []
         self.quantizer = self._quantizer()
@@ -320,7 +319,7 @@ class _Run:
         assert self.quantizer is not None
         layer = self.quantizer.linear(self.quantized[f"{name}.weight"], bias)
         if self.shape.code == "litgpt" and isinstance(layer, Linear4bit):
-            layer.held = self.held.of_layer(self._index_in(name))
+            layer.keeps_input = True
         return layer
 
     def _linear(self, name: str, plain: Callable[..., Module] = Linear) -> Module:
@@ -339,7 +338,6 @@ class _Run:
             return LitGptHead(
                 lambda input_ids: decoder(input_ids, options),
                 self._linear("lm_head"),
-                self.held,
                 is_chunked=self.config.lora is not None,
                 has_softcap=has_softcap,
             )
