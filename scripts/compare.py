@@ -78,7 +78,7 @@ def training(
         "batch.micro_batch_size": batch,
         "batch.sequence_length": arguments.tokens,
     }
-    if stack.loss != "own":
+    if stack.loss != "own" and not any(change.startswith("optimizer.max_grad_norm=") for change in arguments.set):
         fields["optimizer.max_grad_norm"] = None
     return build_config(fields, overrides=arguments.set, method=method).config
 

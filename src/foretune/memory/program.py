@@ -21,7 +21,7 @@ from foretune.memory.fused import fuse, keep_products
 from foretune.memory.head import StockHead
 from foretune.memory.kernels import NUM_UPDATES, AttentionKernels
 from foretune.memory.layout import numel
-from foretune.memory.loops import Loop, Prepared, TrainerLoop
+from foretune.memory.loops import Loop, Prepared, TrainerLoop, TrlLoop
 from foretune.memory.losses import make_head
 from foretune.memory.optimizers import has_decay
 from foretune.memory.stack import StackProfile
@@ -332,7 +332,8 @@ class _Run:
         self.loop.train(num_updates)
 
     def _make_loop(self, options: RunOptions, head: StockHead) -> Loop:
-        kind = TrainerLoop if self.stack.collects_batches else Loop
+        trainer = TrlLoop if self.stack.loss_kernel == "trl" else TrainerLoop
+        kind = trainer if self.stack.collects_batches else Loop
         named = [(self.parameters[n.name], n.spec) for n in self.order if n.name in self.parameters]
         prepared = Prepared(
             head=head,
