@@ -44,6 +44,8 @@ class Prepared(NamedTuple):
     num_standing_for: Mapping[int, int]
     is_deep: bool
     """CPython defers the death of so many nested nodes."""
+    shifts_labels: bool
+    """Trainer counts targets as the class's loss has them."""
     products: list[Tensor]
     """What a class keeps of a forward until its outputs go."""
 
@@ -199,24 +201,20 @@ class TrainerLoop(Loop):
         self.kept += [batches, inputs, count, reported, total, optimizer]
         tape.enter("save")
 
-    def _collect(self) -> tuple[list[Batch], Tensor | None]:
+    def _collect(self) -> tuple[list[Batch], Tensor]:
         """All batches of an update, also those whose microsteps repeat another's, and their number of targets."""
         batches = [self.batch() for _ in range(self.config.batch.accumulation_steps)]
-        if not True:
-            return batches, None
-        count: Tensor | None = None
         for batch in batches:
-            item = _number_of_targets(batch.labels, is_shifted=True)
+            item = _number_of_targets(batch.labels, is_shifted=self.prepared.shifts_labels)
             count = Tensor((), "i64")  # Python's sum begins with 0
             del item
-        return batches, Tensor((), "f32")
+        count = _divided(count)
+        return batches, count
 
-    def _step(self, batch: Batch, count: Tensor | None, suffix: str) -> Tensor:
-        """training_step: the loss is divided twice by Python's numbers."""
+    def _step(self, batch: Batch, count: Tensor, suffix: str) -> Tensor:
+        """training_step: the loss is divided by Python's numbers."""
         self.prepared.options.padding = batch.mask
-        loss = self._loss(batch, count, suffix)
-        if count is None:
-            loss = ops.scale(loss)
+        loss = self.loss(batch, count, f"loss{suffix}")
         self.tape.enter(f"backward{suffix}")
         backward(ops.scale(loss))
         self.prepared.options.padding = None
@@ -224,20 +222,21 @@ class TrainerLoop(Loop):
         drop_graph(loss.edge)
         return reported
 
-    def _loss(self, batch: Batch, count: Tensor | None, suffix: str) -> Tensor:
+    def loss(self, batch: Batch, count: Tensor, phase: str) -> Tensor:
         """compute_loss: the outputs die when it returns."""
         self.prepared.head.num_items = count
-        outputs = self.call(batch, f"loss{suffix}")
+        outputs = self.call(batch, phase)
         self.prepared.head.num_items = None
         loss: Tensor = outputs["loss"]
-        return loss if count is None else ops.scale_in_place(loss)
+        return ops.scale_in_place(loss)
 
 
 class TrlLoop(TrainerLoop):
     """TRL's SFTTrainer, which is a Trainer with a loss of its own in tiles."""
 
-    def _loss(self, batch: Batch, count: Tensor | None, suffix: str) -> Tensor:
-        outputs = self.call(batch, f"loss{suffix}")
+    def loss(self, batch: Batch, count: Tensor, phase: str) -> Tensor:
+        """The loss of each token, and what is logged."""
+        outputs = self.call(batch, phase)
         with self.tape.counted_as("logits and loss"):
             return finished_loss(outputs, count, batch.mask)
 
@@ -246,6 +245,10 @@ def _number_of_targets(labels: Tensor, *, is_shifted: bool) -> Tensor:
     """labels.ne(-100).sum()."""
     of_batch = ops.narrow(labels, -1, labels.shape[-1] - 1) if is_shifted else labels
     return ops.count_all(Tensor(of_batch.shape, "bool"))
+
+
+def _divided(count: Tensor) -> Tensor:
+    return Tensor((), "f32")
 
 
 def _is_finite(reported: Tensor) -> None:

@@ -472,11 +472,11 @@ def layer_norm(t: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """native_layer_norm: n*s, and mean and rstd (fp32, one a row); saves input, weight, mean, rstd; backward n*s."""
     t, weight, bias = widened(t), widened(weight), widened(bias) if bias is not None else None
     node = node_for(_layer_norm_grad, t, weight, bias)
-    x = contiguous(t)
-    out = Tensor(x.shape, x.dtype)
+    t = contiguous(t)
+    out = Tensor(t.shape, t.dtype)
     mean, rstd = Tensor((*t.shape[:-1], 1), "f32"), Tensor((*t.shape[:-1], 1), "f32")
     if node:
-        node.save(bias, x, mean, rstd, weight)
+        node.save(bias, t, weight, mean, rstd)
     del mean, rstd
     return attach(node, out)
 

@@ -344,6 +344,7 @@ class _Run:
             num_standing_for=self.num_standing_for,
             # some 50 nested Python nodes: bitsandbytes' function, 8 layers and more
             is_deep=self.config.quantization is not None and self.shape.num_layers > 7,
+            shifts_labels=self.decoder.has_causal_name,
             products=self.products,
         )
         return kind(self.config, self.stack, prepared)

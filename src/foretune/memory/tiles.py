@@ -14,7 +14,6 @@ from foretune.memory.ops import (
     clone,
     count_all,
     like,
-    like_iterator,
     mul,
     narrow,
     product_into,
@@ -56,23 +55,21 @@ class TiledHead(TransformersHead):
         return {"loss": loss, "log_probs": log_probs, "entropy": entropy, "is_top1": is_top1, "label_mask": mask}
 
 
-def finished_loss(outputs: dict[str, Any], count: Tensor | None, padding: Tensor | None) -> Tensor:
+def finished_loss(outputs: dict[str, Any], count: Tensor, padding: Tensor | None) -> Tensor:
     """The loss of each token, then entropy and accuracy for the log (trl/trainer/sft_trainer.py, compute_loss)."""
     of_tokens = scale(outputs["log_probs"])
-    num_tokens = count_all(outputs["label_mask"]) if count is None else count
-    loss = mul(sum_all(of_tokens), _clamped(num_tokens))
-    if count is not None:
-        loss = scale(loss)
-    num_valid = count_all(outputs["label_mask"])
-    entropy = sum_all(outputs["entropy"].detach())
-    num_correct = count_all(outputs["is_top1"])
+    loss = mul(sum_all(of_tokens), _clamped(count))
+    loss = scale(loss)
+    logged = [count_all(outputs["label_mask"]), sum_all(outputs["entropy"].detach()), count_all(outputs["is_top1"])]
     ratios = [Tensor((), "f32"), Tensor((), "f32")]
     while ratios:
         ratios.pop()
     if padding is not None:
         _whole_sum(padding)
     outputs.clear()
-    del of_tokens, num_tokens
+    del of_tokens
+    while logged:
+        logged.pop(0)
     return loss
 
 
@@ -230,12 +227,17 @@ def _column_sums(tile: Tensor) -> None:
 
 
 def _results(statistics: list[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    largest, total, weighted, _, _, before, target = statistics
-    log_z = like_iterator(largest, like(total))
+    _, total, weighted, _, _, before, target = statistics
+    log_z = _beside(like(total))
     log_probs = like(target)
-    entropy = like_iterator(log_z, like(weighted))
+    entropy = _beside(like(weighted))
     is_top1 = _both(like(target, "bool"), like(before, "bool"))
     return log_z, log_probs, entropy, is_top1
+
+
+def _beside(term: Tensor) -> Tensor:
+    """A sum with a temporary."""
+    return like(term)
 
 
 def _both(a: Tensor, b: Tensor) -> Tensor:
