@@ -58,10 +58,6 @@ _KNOWN = (
 _TRAINERS = frozenset({"axolotl", "hf_trainer", "llama_factory", "ms_swift", "qwen_finetune", "trl", "unsloth"})
 """Drivers that are Transformers' Trainer underneath."""
 _WITHOUT_AUTOCAST: dict[str, Any] = {"autocast": "none", "converts_outputs": False}
-_TRAINER_ON_TAPE = TRAINER.with_(
-    **_WITHOUT_AUTOCAST, collects_batches=False, splits_decay=False, embeddings_in_32bit=False
-)
-"""As much of Trainer as the estimate has a program for."""
 
 _FUSED = {"fast_rmsnorm": "rmsnorm", "fast_rope": "rope", "fused_lora": "lora"}
 _LOSS_KERNELS = {"triton_ce": "triton", "liger_fused_linear_ce": "liger"}
@@ -72,8 +68,8 @@ _LOGITS_NEVER_WHOLE = frozenset({"liger_fused", "cut_cross_entropy"})
 _VERSIONED = ("torch", "transformers", "peft", "bitsandbytes")
 
 
-def choose_stack(row: Observation, engine: EngineName = "estimated") -> StackChoice:
-    """Return the profile of a row's driver, platform and versions, or the nearest one that an engine runs."""
+def choose_stack(row: Observation) -> StackChoice:
+    """Return the profile of a row's driver, platform and versions, or the nearest one."""
     software = row.software
     for known in _KNOWN:
         is_driver = known.driver == software.driver and known.os in (None, software.os)
@@ -82,7 +78,7 @@ def choose_stack(row: Observation, engine: EngineName = "estimated") -> StackCho
             because = [*_other_versions(row, profile, known.peft)]
             break
     else:
-        profile, because = _nearest(row, engine), [f"no profile describes the driver {software.driver}"]
+        profile, because = _nearest(row), [f"no profile describes the driver {software.driver}"]
     if row.training.loss in _LOGITS_NEVER_WHOLE and profile.loss_kernel == "none":
         profile = FORETUNE  # the only one with a loss in chunks
     return StackChoice(profile, (*because, *_other_program(row, profile)))
@@ -109,13 +105,13 @@ def _as_called(row: Observation, profile: StackProfile) -> StackProfile:
     return profile.with_(**changes)
 
 
-def _nearest(row: Observation, engine: EngineName) -> StackProfile:
+def _nearest(row: Observation) -> StackProfile:
     """Foretune's own loop for drivers with a loss of their own, Trainer where it is underneath, and a plain loop around
     Transformers for the others."""
     if row.software.driver in _OWN_LOOPS:
         return FORETUNE
     if row.software.driver in _TRAINERS and row.software.os != "windows":
-        return _TRAINER_ON_TAPE if engine == "estimated" else _as_called(row, TRAINER)
+        return _as_called(row, TRAINER)
     return PROFILES["manual-loop-windows"] if row.software.os == "windows" else MANUAL_LOOP
 
 

@@ -10,7 +10,7 @@ from foretune.memory.families import DECODERS
 from foretune.memory.stack import StackProfile
 from foretune.models import ModelShape
 
-__all__ = ["REFUSED_SETTINGS", "require_device", "require_program", "setting_problems"]
+__all__ = ["REFUSED_SETTINGS", "class_problems", "require_device", "require_program", "setting_problems"]
 
 
 class _Refusal(NamedTuple):
@@ -55,6 +55,10 @@ _UNTRACED = frozenset(
 def require_program(config: TrainingConfig, shape: ModelShape, stack: StackProfile) -> None:
     """Raise UnsupportedError for everything about a request whose program is not written, all at once."""
     problems = [*setting_problems(config, stack, "estimated"), *_shape_problems(config, shape)]
+    problems += class_problems(shape, stack)
+    if stack.loss_kernel == "trl" and shape.count("experts"):
+        text = f"{shape.id}: the routers' loss that the stack {stack.name} adds is not estimated yet."
+        problems.append(Problem(text, "Trace it, or choose a dense model.", None, "model.id"))
     if problems:
         raise UnsupportedError.of(problems)
 
@@ -82,6 +86,20 @@ def setting_problems(config: TrainingConfig, stack: StackProfile, verb: str) -> 
         text = f"lora.use_dora is true: DoRA on a quantized base is not {verb} yet."
         problems.append(Problem(text, "Leave quantization out, or set lora.use_dora: false.", None, "lora.use_dora"))
     return problems
+
+
+def class_problems(shape: ModelShape, stack: StackProfile) -> list[Problem]:
+    """Say where a model's class was another one in the stack's Transformers.
+
+    Up to 4.57 experts were linear layers of their own, which are quantized and adapted; today's are stacked.
+    """
+    if not shape.count("experts") or int(stack.transformers.split(".")[0]) >= 5:
+        return []
+    text = (
+        f"{shape.id}: its experts are stacked today; in Transformers {stack.transformers} they were layers of "
+        "their own, and that class is not here to be run."
+    )
+    return [Problem(text, "Choose a dense model, or a stack of today.", None, "model.id")]
 
 
 def _shape_problems(config: TrainingConfig, shape: ModelShape) -> list[Problem]:

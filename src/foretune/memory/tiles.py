@@ -24,6 +24,7 @@ from foretune.memory.ops import (
     view,
 )
 from foretune.memory.tape import Grads, Node, Tensor, attach, current, function_node, node_for
+from foretune.memory.tile_folds import fold, unfold
 
 __all__ = ["TiledHead", "finished_loss"]
 
@@ -174,7 +175,7 @@ def _tiled_forward(
         for num_words in _spans(weight.shape[0], WORDS):
             tile = _product(tiles, num_rows, num_words, to(narrow(weight, 0, num_words), dtype), bias)
             if not way.has_triton:
-                _fold(tile, way.has_softcap)
+                fold(tile, has_softcap=way.has_softcap)
     log_z, log_probs, entropy, is_top1 = _results(statistics)
     return log_probs, entropy, is_top1, (hidden, weight, bias, targets, log_z, entropy.detach())
 
@@ -195,7 +196,7 @@ def _tiled_gradients(grads: Grads, dtype: str, way: _Way, wanted: list[bool], ha
             part = to(narrow(weight, 0, num_words), dtype)
             tile = _product(tiles, num_rows, num_words, part, bias)
             if not way.has_triton:
-                _unfold(tile, way.has_softcap)
+                unfold(tile, has_softcap=way.has_softcap)
             if sums[2] is not None:
                 _column_sums(tile)
     return [to(s, t.dtype) if s is not None and t is not None else None for s, t in zip(sums, inputs, strict=True)]
@@ -242,11 +243,3 @@ def _beside(term: Tensor) -> Tensor:
 
 def _both(a: Tensor, b: Tensor) -> Tensor:
     return like(a)
-
-
-def _fold(tile: Tensor, has_softcap: bool) -> None:
-    raise NotImplementedError
-
-
-def _unfold(tile: Tensor, has_softcap: bool) -> None:
-    raise NotImplementedError
