@@ -63,6 +63,8 @@ class Decoder:
     """Activations beyond blocks.ACTIVATIONS: with parameters of their own."""
     logits_in_32bit: ClassVar[bool] = False
     """The class hands its logits back in fp32 (mamba2, nemotron_h)."""
+    has_causal_name: ClassVar[bool] = True
+    """The causal class is called ...ForCausalLM, by which Transformers finds its loss."""
     embedding_name: ClassVar[str] = "model.embed_tokens.weight"
     final_norm_name: ClassVar[str] = "model.norm"
 
@@ -298,15 +300,15 @@ def _mask_table(b: int, s: int, padding: Tensor | None, has_window: bool) -> Ten
     batch, head = Tensor((b,), "i64"), Tensor((1,), "i64")
     q = add_scalar(Tensor((s,), "i64"))
     kv = add_scalar(Tensor((s,), "i64"))
+    one = Tensor((), "bool") if padding is not None else None
     table = _and_masks(s) if has_window else Tensor((1, 1, s, s), "bool")
     if padding is not None:
-        one = Tensor((), "bool")
         causal = table
         allowed = Tensor((1, 1, s, s), "bool")
-        del causal, one
+        del table, causal, one
         rows, columns = Tensor((b, 1, 1, s), "i64"), Tensor((b, 1, 1, s), "i64")  # made contiguous for the kernel
         index = Tensor((b, 1, 1, s), "bool")
-        del columns, rows
+        del rows, columns
         table = Tensor((b, 1, s, s), "bool")
         del index, allowed
     del batch, head, q, kv

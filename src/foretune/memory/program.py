@@ -18,7 +18,7 @@ from foretune.memory.fused import fuse, keep_products
 from foretune.memory.head import StockHead
 from foretune.memory.kernels import NUM_UPDATES, AttentionKernels
 from foretune.memory.layout import numel
-from foretune.memory.loops import Loop, Prepared, TrainerLoop
+from foretune.memory.loops import Loop, Prepared, TrainerLoop, TrlLoop
 from foretune.memory.losses import make_head
 from foretune.memory.optimizers import has_decay
 from foretune.memory.quantized import Linear4bit, Quantizer4bit, Quantizer8bit
@@ -373,7 +373,8 @@ class _Run:
         self.loop.train(num_updates)
 
     def _make_loop(self, options: RunOptions, head: StockHead | LitGptHead) -> Loop:
-        kind = TrainerLoop if self.stack.collects_batches else Loop
+        trainer = TrlLoop if self.stack.loss_kernel == "trl" else TrainerLoop
+        kind = trainer if self.stack.collects_batches else Loop
         named = [(self.parameters[n.name], n.spec) for n in self.order if n.name in self.parameters]
         prepared = Prepared(
             head=head,
@@ -384,6 +385,7 @@ class _Run:
             num_standing_for=self.num_standing_for,
             # some 50 nested Python nodes: bitsandbytes' function, 8 layers and more
             is_deep=self.config.quantization is not None and self.shape.num_layers > 7,
+            shifts_labels=self.decoder.has_causal_name,
             products=self.products,
         )
         return kind(self.config, self.stack, prepared)

@@ -10,7 +10,7 @@ from foretune.memory.families import DECODERS
 from foretune.memory.stack import StackProfile
 from foretune.models import ModelShape
 
-__all__ = ["REFUSED_SETTINGS", "require_device", "require_program", "setting_problems"]
+__all__ = ["REFUSED_SETTINGS", "class_problems", "require_device", "require_program", "setting_problems"]
 
 
 class _Refusal(NamedTuple):
@@ -56,19 +56,12 @@ _UNTRACED = frozenset(
 def require_program(config: TrainingConfig, shape: ModelShape, stack: StackProfile) -> None:
     """Raise UnsupportedError for everything about a request whose program is not written, all at once."""
     problems = [*setting_problems(config, stack, "estimated"), *_shape_problems(config, shape)]
-    problems += _class_problems(shape, stack)
+    problems += class_problems(shape, stack)
+    if stack.loss_kernel == "trl" and shape.count("experts"):
+        text = f"{shape.id}: the routers' loss that the stack {stack.name} adds is not estimated yet."
+        problems.append(Problem(text, "Trace it, or choose a dense model.", None, "model.id"))
     if problems:
         raise UnsupportedError.of(problems)
-
-
-def _class_problems(shape: ModelShape, stack: StackProfile) -> list[Problem]:
-    """A model's class that was another one in the stack's Transformers: up to 4.57 experts were linear layers."""
-    is_older = stack.model_code == "transformers" and int(stack.transformers.split(".")[0]) < 5
-    if not (is_older and shape.count("experts")):
-        return []
-    old = f"in Transformers {stack.transformers} they were layers of their own"
-    text = f"{shape.id}: its experts are stacked today; {old}, and that class is not estimated."
-    return [Problem(text, "Take a stack of Transformers 5.", None, "model.id")]
 
 
 def setting_problems(config: TrainingConfig, stack: StackProfile, verb: str) -> list[Problem]:
@@ -121,6 +114,21 @@ def _litgpt_problems(config: TrainingConfig, stack: StackProfile, verb: str) -> 
         name = f"{config.optimizer.name}: under a quantized base litgpt takes bitsandbytes' paged AdamW"
         wrong.append(("optimizer.name", name, "adamw"))
     return [Problem(f"{field} is {what}.", f"Set {field}: {to}.", None, field) for field, what, to in wrong]
+
+
+def class_problems(shape: ModelShape, stack: StackProfile) -> list[Problem]:
+    """Say where a model's class was another one in the stack's Transformers.
+
+    Up to 4.57 experts were linear layers of their own, which are quantized and adapted; today's are stacked.
+    """
+    is_older = stack.model_code == "transformers" and int(stack.transformers.split(".")[0]) < 5
+    if not (is_older and shape.count("experts")):
+        return []
+    text = (
+        f"{shape.id}: its experts are stacked today; in Transformers {stack.transformers} they were layers of "
+        "their own, and that class is not here to be run."
+    )
+    return [Problem(text, "Choose a dense model, or a stack of today.", None, "model.id")]
 
 
 def _shape_problems(config: TrainingConfig, shape: ModelShape) -> list[Problem]:
