@@ -166,6 +166,15 @@ MIXED: list[dict[str, Any]] = [
         "moe_layer_interval": 1,
     },
     {"model_type": "hunyuan_v1_moe", "num_experts": 8, "moe_topk": 2},
+    {"model_type": "phimoe", "num_local_experts": 4, "lm_head_bias": True},
+    {
+        "model_type": "llama4_text",
+        "num_local_experts": 4,
+        "num_experts_per_tok": 1,
+        "intermediate_size_mlp": 96,
+        "interleave_moe_layer_step": 2,
+        "attention_chunk_size": 16,
+    },
     {"model_type": "gpt_oss", "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 8},
 ]
 

@@ -84,6 +84,8 @@ class DecoderTraits(Value, frozen=True, kw_only=True):
     sliding_window: Size | None = None
     sliding_layers: tuple[bool, ...] = ()
     """For each layer whether it attends only within the window; empty: none does."""
+    tunes_temperature: bool = False
+    """Layers without rotary embedding scale their queries by position (Llama 4)."""
     attention_softcap: float | None = None
     final_softcap: float | None = None
     qk_norm: Literal["head", "full"] | None = None
