@@ -27,7 +27,7 @@ from foretune.devices import DeviceSpec
 from foretune.errors import ForetuneError
 from foretune.memory import PROFILES, StackProfile, estimate_memory, tape
 from foretune.memory.families import DECODERS
-from foretune.memory.figures import facts_of, kernels_of
+from foretune.memory.figures import facts_of, kernels_for
 from foretune.memory.program import record_tape
 from foretune.memory.templates import StandIns
 from foretune.models import ModelShape, shape_from_config
@@ -82,6 +82,16 @@ def training(arguments: Any, method: str, batch: int, attention: str, stack: Sta
     return build_config({"model.id": "test/model"}, overrides=overrides, method=method).config
 
 
+def varied(stack: StackProfile, changes: list[str]) -> StackProfile:
+    """A profile with fields changed: `autocast=bf16`, `fused=["rope"]`."""
+    fields: dict[str, Any] = {}
+    for change in changes:
+        name, _, text = change.partition("=")
+        is_json = text[:1] in '["' or text in ("true", "false") or text.isdigit()
+        fields[name] = json.loads(text) if is_json else text
+    return stack.with_(**fields)
+
+
 def estimated(config: TrainingConfig, shape: ModelShape, device: Any, stack: StackProfile, explain: bool) -> Program:
     """The torch-free program, all layers recorded."""
     answer = estimate_memory(config, shape, device, stack=stack)
@@ -97,7 +107,8 @@ def estimated(config: TrainingConfig, shape: ModelShape, device: Any, stack: Sta
         tape.Storage.__init__ = named  # type: ignore[method-assign]
     try:
         adapted, layers = facts_of(config, shape).adapted, StandIns.all_of(shape.num_layers)
-        recorded = record_tape(config, shape, stack.on(device), kernels_of(device, stack), adapted, layers)
+        kernels = kernels_for(config, shape, device, stack)
+        recorded = record_tape(config, shape, stack.on(device), kernels, adapted, layers)
     finally:
         tape.Storage.__init__ = original  # type: ignore[method-assign]
     phases = [(segment.position, segment.phase) for segment in recorded.segments]
@@ -183,6 +194,7 @@ def main() -> int:
     parser.add_argument("--keeps-activations", action="store_true", help="no gradient checkpointing")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="a setting; repeatable")
     parser.add_argument("--stack", default="foretune")
+    parser.add_argument("--vary", nargs="+", default=[], metavar="FIELD=VALUE", help="fields of the stack profile")
     parser.add_argument("--explain", action="store_true", help="name the tape's operations by their callers")
     parser.add_argument("--context", type=int, default=6)
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "foretune-traces")
@@ -191,7 +203,7 @@ def main() -> int:
     device = DeviceSpec(
         name="test", total_bytes=1 << 42, total_is="given", compute_capability="8.9", has_bf16=True, platform="linux"
     )
-    stack = PROFILES[arguments.stack]
+    stack = varied(PROFILES[arguments.stack], arguments.vary)
     counts = {"equal": 0, "peaks equal": 0, "compared": 0}
     for name, raw in configs(arguments.types, arguments.config):
         shape = shape_from_config(raw, id="test/model", source="file")
@@ -203,7 +215,7 @@ def main() -> int:
             except ForetuneError as error:
                 print(f"{label}: not estimated: {str(error).splitlines()[0]}")
                 continue
-            text = json.dumps([raw, arguments.stack, made_from, fingerprint(config)], sort_keys=True)
+            text = json.dumps([raw, stack.to_dict(), made_from, fingerprint(config)], sort_keys=True)
             key = hashlib.sha256(text.encode()).hexdigest()[:24]
             theirs = kept(arguments.cache, key, partial(traced, config, shape, raw, device, stack))
             if theirs.refusal:

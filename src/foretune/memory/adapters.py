@@ -4,11 +4,12 @@ Local names are kept where their lifetime matters: a name rebound, an argument h
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 from foretune.memory.blocks import Conv1d, Linear, Module, call
 from foretune.memory.layout import iterator_strides
 from foretune.memory.ops import add, add_scalar, clone, dropout, linear, mm, mul, scale, to, transpose, view
-from foretune.memory.quantized import Linear4bit, copy_for_magnitude, dequantize_module_weight
+from foretune.memory.quantized import Linear4bit, Linear8bit
 from foretune.memory.tape import Grads, Node, Tensor, attach, current, like_iterator, node_for
 
 __all__ = ["Adapter", "DoraLinear", "LoraLinear"]
@@ -42,18 +43,25 @@ class Adapter:
         self.magnitude = _magnitude(base_layer, self.lora_a, self.lora_b)
 
 
-def _magnitude(base_layer: Module, lora_a: Tensor, lora_b: Tensor) -> Tensor:
+def _magnitude(base_layer: Any, lora_a: Tensor, lora_b: Tensor) -> Tensor:
     is_half = lora_a.dtype == "f16"
     if is_half:
         lora_a = to(lora_a, "f32")
         lora_b = to(lora_b, "f32")
-    base_layer = copy_for_magnitude(base_layer)
-    weight = dequantize_module_weight(base_layer)
+    if isinstance(base_layer, Linear4bit):
+        base_layer = base_layer.copied()
+    weight = _dequantized(base_layer)
     lora_weight = mm(lora_b, lora_a)
     if is_half:
         lora_weight = to(lora_weight, "f16")
     weight_norm = _weight_norm(weight, lora_weight, base_layer)
     return Tensor(weight_norm.shape, weight_norm.dtype, storage=weight_norm.storage, needs_grad=True)
+
+
+def _dequantized(module: Any) -> Tensor:
+    """dequantize_module_weight (utils/integrations.py)."""
+    weight: Tensor = module.dequantize() if hasattr(module, "dequantize") else module.weight
+    return weight
 
 
 def _weight_norm(weight: Tensor, lora_weight: Tensor, base_layer: Module) -> Tensor:
@@ -87,13 +95,14 @@ def _norm_of_rows(t: Tensor) -> Tensor:
 
 
 class LoraLinear:
-    """PEFT's lora.Linear (tuners/lora/layer.py), and lora.Linear4bit (bnb.py) where the base is 4-bit."""
+    """PEFT's lora.Linear (tuners/lora/layer.py), and lora.Linear4bit and Linear8bitLt (bnb.py)."""
 
     def __init__(self, base: Module, adapter: Adapter, probability: float) -> None:
         self.base, self.probability = base, probability
         self.lora_a, self.lora_b = Linear(adapter.lora_a), Linear(adapter.lora_b)
         # A function, not a bound method: nothing on the tape may be part of a cycle.
-        self.forward = LoraLinear._forward_4bit if isinstance(base, Linear4bit) else LoraLinear._forward_plain
+        is_quantized = isinstance(base, (Linear4bit, Linear8bit))
+        self.forward = LoraLinear._forward_quantized if is_quantized else LoraLinear._forward_plain
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.forward(self, x)
@@ -106,13 +115,17 @@ class LoraLinear:
         result = to(result, dtype)
         return result  # noqa: RET504
 
-    def _forward_4bit(self, x: Tensor) -> Tensor:
+    def _forward_quantized(self, x: Tensor) -> Tensor:
         result = call(self.base, x)
-        result = clone(result)
+        if isinstance(self.base, Linear4bit):
+            result = clone(result)
+        converts = current().autocast is None
         expected = result.dtype
-        x = to(x, self.lora_a.weight.dtype)
+        if converts:
+            x = to(x, self.lora_a.weight.dtype)
         output = scale(call(self.lora_b, call(self.lora_a, call(dropout, x, self.probability))))
-        output = to(output, expected)
+        if converts:
+            output = to(output, expected)
         result = add(result, output)
         return result  # noqa: RET504
 
@@ -154,7 +167,7 @@ class DoraLinear(LoraLinear):
     def _dora(self, x: Tensor, base_result: Tensor | None) -> Tensor:
         lora_weight = self._lora_weight()
         lora_weight = to(lora_weight, x.dtype)
-        weight = dequantize_module_weight(self.base)
+        weight = _dequantized(self.base)
         weight = to(weight, x.dtype)
         weight_norm = _weight_norm(weight, lora_weight.detach(), self.base)
         weight_norm = weight_norm.detach()

@@ -34,6 +34,7 @@ from foretune.memory.ops import (
     tanh,
     to,
     transpose,
+    transposed,
     unsqueeze,
     view,
 )
@@ -57,6 +58,7 @@ __all__ = [
     "rotary_tables",
     "rotated",
     "sdpa_attention",
+    "softmax_f32",
 ]
 
 Module = Callable[..., Any]
@@ -98,7 +100,7 @@ class MatmulLinear:
         self.weight, self.bias = weight, bias
 
     def __call__(self, input: Tensor) -> Tensor:
-        hidden_states = linear(input, self.weight)
+        hidden_states = ops.fold_mm(input, transposed(self.weight), input.shape[:-1])
         if self.bias is None:
             return hidden_states
         return add(hidden_states, self.bias)
@@ -114,7 +116,11 @@ class RmsNorm:
 
     def __init__(self, weight: Tensor, spelling: Literal["llama", "olmo2", "gemma"] = "llama") -> None:
         self.weight = weight
-        self.forward = {"llama": RmsNorm._llama, "olmo2": RmsNorm._olmo2, "gemma": RmsNorm._gemma}[spelling]
+        self.forward: Callable[[RmsNorm, Tensor], Tensor] = {
+            "llama": RmsNorm._llama,
+            "olmo2": RmsNorm._olmo2,
+            "gemma": RmsNorm._gemma,
+        }[spelling]
 
     def __call__(self, hidden_states: Tensor) -> Tensor:
         return self.forward(self, hidden_states)
@@ -322,8 +328,6 @@ def sdpa_attention(
         key = repeat_heads(key, groups)
         value = repeat_heads(value, groups)
     is_grouped = groups > 1 and not is_repeated
-    if kernels.repeats_heads and is_grouped:
-        key, value = ops.repeat_interleave(key, groups), ops.repeat_interleave(value, groups)
     attn_output = scaled_dot_product_attention(kernels, query, key, value, mask, is_grouped=is_grouped)
     attn_output = contiguous(transpose(attn_output, 1, 2))
     return attn_output, None
@@ -338,7 +342,20 @@ def scaled_dot_product_attention(
     *,
     is_grouped: bool = False,
 ) -> Tensor:
-    """torch's function of that name; `is_grouped` is its enable_gqa."""
+    """torch's function of that name; `is_grouped` is its enable_gqa.
+
+    Autocast lowers its operands; so does Transformers' wrapper of the flash-attn package
+    (modeling_flash_attention_utils.py).
+    """
+    autocast = current().autocast
+    if autocast is not None or (kernels.is_package and query.dtype == "f32"):
+        dtype = autocast.dtype if autocast is not None else "f16"
+        query, key, value = to(query, dtype), to(key, dtype), to(value, dtype)
+    if kernels.is_package:
+        mask = None
+    if kernels.repeats_heads and query.shape[1] != key.shape[1]:
+        n, is_grouped = query.shape[1] // key.shape[1], False
+        key, value = ops.repeat_interleave(key, n), ops.repeat_interleave(value, n)
     kernel = kernels.choose(
         is_half=query.dtype != "f32",
         head_width=query.shape[-1],

@@ -56,6 +56,8 @@ class Decoder:
     """Parameters of a layer that the class makes and keeps in fp32 (_keep_in_fp32_modules_strict)."""
     scales_logits: ClassVar[bool] = False
     """The class multiplies or divides its logits by a number (granite, cohere)."""
+    own_activations: ClassVar[frozenset[str]] = frozenset()
+    """Activations beyond blocks.ACTIVATIONS: with parameters of their own."""
     embedding_name: ClassVar[str] = "model.embed_tokens.weight"
     final_norm_name: ClassVar[str] = "model.norm"
 
@@ -194,7 +196,7 @@ class RunOptions:
         *,
         micro_batch_size: int,
         sequence_length: int,
-        attention: Literal["sdpa", "eager"],
+        attention: Literal["sdpa", "eager", "flash_attention_2"],
         is_checkpointed: bool,
         embeddings_want_grad: bool,
         keeps_cache: bool,
@@ -227,13 +229,15 @@ class RunOptions:
                 _ask_whether_packed(b, s)
         else:
             padding = ops.to(self.padding, "bool")
+        if self.attention == "flash_attention_2":
+            window = None  # an argument of the package's kernel, not a mask
         is_windowed = window is not None and s >= window
-        if self.attention == "sdpa" and can_skip and not is_windowed:
+        if self.attention != "eager" and can_skip and not is_windowed:
             if padding is not None:
                 _ask_whether_all(padding)
             return None
         table = _mask_table(b, s, padding, window is not None)
-        if self.attention == "sdpa":
+        if self.attention != "eager":
             return table
         return _additive_mask(table, inputs_embeds.dtype)
 
@@ -258,6 +262,13 @@ def _additive_mask(table: Tensor, dtype: str) -> Tensor:
     out = Tensor(table.shape, dtype)
     del least, zero
     return out
+
+    def ask_whether_padded(self) -> None:
+        """create_recurrent_attention_mask: a mask of ones is asked about and dropped."""
+        if self.padding is not None and self.sequence_length > 1:
+            equal = Tensor(self.padding.shape, "bool")
+            _answer = Tensor((), "bool")
+            del equal
 
 
 def _ask_whether_packed(b: int, s: int) -> None:

@@ -12,12 +12,13 @@ from foretune.errors import ConfigError, UnsupportedError
 from foretune.memory.allocator import Program, Replay, replay
 from foretune.memory.answer import MemoryEstimate, PhaseMemory
 from foretune.memory.components import Facts, components_at, describe_components
+from foretune.memory.interval import intervals_around
 from foretune.memory.kernels import CUDNN_MAX_WIDTHS, MAX_MICROSTEPS, SORTED_FROM_TOKENS, AttentionKernels
-from foretune.memory.overhead import context_bytes, host_need, safety_margin
+from foretune.memory.overhead import context_bytes, host_need
 from foretune.memory.stack import StackProfile
-from foretune.models import ModelShape, Projection, lora_parameters, resolve_targets
+from foretune.models import REMOTE_CODE_TYPES, ModelShape, Projection, lora_parameters, resolve_targets
 
-__all__ = ["ESTIMATOR_VERSION", "Figures", "assemble", "facts_of", "figures_of", "kernels_of"]
+__all__ = ["ESTIMATOR_VERSION", "Figures", "assemble", "facts_of", "figures_of", "kernels_for", "kernels_of"]
 
 EXTRAPOLATED = "So long a program is replayed with fewer layers; what the allocator adds is extrapolated."
 KERNEL_WORDS = {"cudnn": "cuDNN", "flash": "flash", "efficient": "memory-efficient", "math": "math"}
@@ -66,21 +67,23 @@ def _peak_phase(program: Program, result: Replay) -> str:
 
 def facts_of(config: TrainingConfig, shape: ModelShape) -> Facts:
     """Count what is trained, adapted and quantized. Raises ConfigError for unknown LoRA targets."""
-    adapted = () if config.lora is None else resolve_targets(shape, config.lora.targets)
-    trainable = (
-        shape.text_params - shape.frozen_params if config.lora is None else lora_parameters(adapted, config.lora.rank)
-    )
+    lora = config.lora
+    adapted = () if lora is None else resolve_targets(shape, lora.targets, lora.modules_to_save)
+    trainable = shape.text_params - shape.frozen_params if lora is None else lora_parameters(adapted, lora.rank)
     if config.lora is not None:
-        trainable += _trained_beside(config.lora, shape, adapted)
+        trainable += _trained_beside(config, config.lora, shape, adapted)
     quantized = sum(p.in_features * p.out_features * len(p.layers) for p in shape.projections if p.is_quantizable)
     return Facts(config, shape, adapted, trainable, quantized if config.quantization is not None else 0)
 
 
-def _trained_beside(lora: LoraSettings, shape: ModelShape, adapted: tuple[Projection, ...]) -> int:
+def _trained_beside(
+    config: TrainingConfig, lora: LoraSettings, shape: ModelShape, adapted: tuple[Projection, ...]
+) -> int:
     """Count DoRA's magnitudes and the parameters of modules that are trained whole (PEFT matches ends of names).
 
     Raises ConfigError for a module that is not there, which PEFT would pass over in silence, and UnsupportedError for
-    embeddings whose weight is the head's too: PEFT would train a copy that the head does not have.
+    what PEFT would not train so: embeddings whose weight is the head's too (a copy that the head does not have), a
+    quantized layer, an adapted one, a module made of others.
     """
     total = sum(p.out_features * len(p.layers) for p in adapted) if lora.use_dora else 0
     if not lora.modules_to_save:
@@ -102,7 +105,30 @@ def _trained_beside(lora: LoraSettings, shape: ModelShape, adapted: tuple[Projec
             hint="Leave it out, or choose a model with a head of its own.",
             field="lora.modules_to_save",
         )
+    _require_whole_modules(config, lora, shape, adapted, {module for module, _ in modules})
     return total + sum(count for module, count in modules if module.endswith(tuple(lora.modules_to_save)))
+
+
+def _require_whole_modules(
+    config: TrainingConfig, lora: LoraSettings, shape: ModelShape, adapted: tuple[Projection, ...], modules: set[str]
+) -> None:
+    """Raise UnsupportedError for names that reach modules of other modules, quantized layers or adapted ones."""
+    containers = {module[:end] for module in modules for end, letter in enumerate(module) if letter == "."} - modules
+    quantized = [p.name for p in shape.projections if p.is_quantizable] if config.quantization is not None else []
+    reasons = (
+        (containers, "made of others", "Name those that it is made of."),
+        (quantized, "quantized, and whole numbers cannot be trained", "Leave it out, or leave quantization out."),
+        ([p.name for p in adapted], "adapted too", "Name it by its whole last part, or take it out of lora.targets."),
+    )
+    for name in lora.modules_to_save:
+        for among, reason, hint in reasons:
+            reached = next((module for module in sorted(among) if module.endswith(name)), None)
+            if reached is not None:
+                raise UnsupportedError(
+                    f"lora.modules_to_save: {name[:60]!r} reaches {reached} of {shape.id}, which is {reason}.",
+                    hint=hint,
+                    field="lora.modules_to_save",
+                )
 
 
 def assemble(
@@ -120,7 +146,17 @@ def assemble(
     config, shape = facts.config, facts.shape
     context = context_bytes(device)
     attention_kernel = _kernel_name(config, kernels_run)
-    margin, basis = safety_margin(config, figures.reserved, is_extrapolated=is_extrapolated)
+    untested = _untested_paths(config, shape, device, stack, attention_kernel)
+    around = intervals_around(
+        config,
+        stack,
+        context,
+        allocated_bytes=figures.allocated,
+        reserved_bytes=figures.reserved,
+        num_params=shape.total_params,
+        is_untested=bool(untested),
+        is_extrapolated=is_extrapolated,
+    )
     return MemoryEstimate(
         kind=kind,
         estimator_version=ESTIMATOR_VERSION,
@@ -137,11 +173,14 @@ def assemble(
         requested_bytes=requested_bytes,
         allocated_bytes=figures.allocated,
         reserved_bytes=figures.reserved,
+        allocated_interval=around.allocated,
+        reserved_interval=around.reserved,
+        process_interval=around.process,
         context=context,
-        process_bytes=figures.reserved + context.likely_bytes,
-        safety_margin_bytes=margin,
-        safety_margin_basis=basis,
-        need_bytes=figures.reserved + context.high_bytes + margin,
+        process_bytes=around.process.likely_bytes,
+        safety_margin_bytes=around.reserved.high_bytes - figures.reserved,
+        safety_margin_basis=around.reserved.basis,
+        need_bytes=around.process.high_bytes,
         peak_phase=figures.peak_phase,
         components=describe_components(figures.sums, facts),
         phases=tuple(
@@ -150,7 +189,7 @@ def assemble(
         ),
         host=host_need(config, shape, facts.trainable_params),
         assumptions=(*_assumptions(config, shape, device, stack), *([EXTRAPOLATED] if is_extrapolated else [])),
-        untested_paths=_untested_paths(config, shape, device, stack, attention_kernel),
+        untested_paths=untested,
     )
 
 
@@ -168,6 +207,17 @@ def kernels_of(device: DeviceSpec | None, stack: StackProfile) -> AttentionKerne
     )
 
 
+def kernels_for(
+    config: TrainingConfig, shape: ModelShape, device: DeviceSpec | None, stack: StackProfile
+) -> AttentionKernels:
+    """Say which attention kernels run for a model: the flash-attn package's where it is asked for."""
+    kernels = kernels_of(device, stack)
+    if config.attention != "flash_attention_2":
+        return kernels
+    repeats_heads = shape.model_type in stack.flash_repeats_heads_of
+    return kernels._replace(is_package=True, repeats_heads=repeats_heads)
+
+
 def _kernel_name(config: TrainingConfig, kernels_run: Collection[str]) -> str:
     if config.attention != "sdpa":
         return "eager" if config.attention == "eager" else "flash-attn"
@@ -182,6 +232,11 @@ def _assumptions(
     texts = [f"Every row has {batch.sequence_length:,} tokens, padded where it is shorter."]
     if device is None or device.compute_capability is None:
         texts.append("The device's compute capability is taken to be 8.0 or later, on Linux.")
+    if shape.model_type in REMOTE_CODE_TYPES:
+        stand_in = REMOTE_CODE_TYPES[shape.model_type]
+        texts.append(
+            f"Transformers has no class for {shape.model_type}: its program is taken to be that of {stand_in}."
+        )
     if batch.accumulation_steps > MAX_MICROSTEPS:
         texts.append(f"Of {batch.accumulation_steps:,} microsteps three are replayed; the others repeat the second.")
     if shape.max_positions is not None and batch.sequence_length > shape.max_positions:

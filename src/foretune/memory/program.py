@@ -8,22 +8,24 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from foretune.contract import TrainingConfig
-from foretune.memory import ops
 from foretune.memory.adapters import Adapter, DoraLinear, LoraLinear
 from foretune.memory.blocks import Conv1d, Linear, Module
 from foretune.memory.decoder import Decoder, Modules, RunOptions
 from foretune.memory.families import DECODERS
-from foretune.memory.head import HEADS, StockHead
-from foretune.memory.kernels import MAX_MICROSTEPS, NUM_UPDATES, AttentionKernels
+from foretune.memory.fused import fuse, keep_products
+from foretune.memory.head import StockHead
+from foretune.memory.kernels import NUM_UPDATES, AttentionKernels
 from foretune.memory.layout import numel
-from foretune.memory.optimizers import clip_gradients, make_optimizer
-from foretune.memory.quantized import QuantizedWeight, Quantizer
+from foretune.memory.loops import Loop, Prepared, TrainerLoop
+from foretune.memory.losses import make_head
+from foretune.memory.optimizers import has_decay
+from foretune.memory.quantized import Quantizer4bit, Quantizer8bit
 from foretune.memory.stack import StackProfile
-from foretune.memory.tape import ITEM_BYTES, Tape, Tensor, backward, drop_graph, recording
+from foretune.memory.tape import ITEM_BYTES, Tape, Tensor, recording
 from foretune.memory.templates import EMPTY, Recording, StandIns, find_stand_ins
 from foretune.models import LayerKind, ModelShape, ParameterSpec, Projection
 
-__all__ = ["TAPE_DTYPES", "emitted_microsteps", "record_program", "record_tape"]
+__all__ = ["TAPE_DTYPES", "record_program", "record_tape"]
 
 TAPE_DTYPES = {"bf16": "bf16", "fp16": "f16", "fp32": "f32"}
 
@@ -42,7 +44,8 @@ def record_program(
     `adapted` are the projections that carry LoRA. Of an update's microsteps at most three are emitted (first, middle,
     last): the others repeat the middle one.
     """
-    num_last = 2 if shape.traits.has_parallel_residual else 1
+    is_plain = stack.loss == "own" and config.loss != "liger"
+    num_last = 1 if is_plain and not shape.traits.has_parallel_residual else 2
     stand_ins = find_stand_ins(_signatures(shape), num_last=num_last)
     tape = record_tape(config, shape, stack, kernels, adapted, stand_ins, num_updates=num_updates)
     return Recording.of(tape, stand_ins)
@@ -65,11 +68,6 @@ def record_tape(
         tape.events = tape.events[:]  # the interpreter's tearing down goes into the old list
         vars(run).clear()  # its modules know it, and a cycle would wait for the garbage collector
     return tape
-
-
-def emitted_microsteps(config: TrainingConfig) -> int:
-    """Return how many microsteps of an update are emitted."""
-    return min(config.batch.accumulation_steps, MAX_MICROSTEPS)
 
 
 def _signatures(shape: ModelShape) -> list[object]:
@@ -109,20 +107,22 @@ class _Run:
         stand_ins: StandIns,
     ) -> None:
         self.tape, self.config, self.shape, self.stack = tape, config, shape, stack
+        tape.is_reentrant = stack.checkpoint_form == "reentrant"
         self.layers, self.dtype = stand_ins.recorded, TAPE_DTYPES[config.precision.dtype]
         self.index_of = {layer: index for index, layer in enumerate(self.layers)}
         self.num_standing_for = Counter(stand_ins.of)
         self.parameters: dict[str, Tensor] = {}
-        self.quantized: dict[str, QuantizedWeight] = {}
+        self.quantized: dict[str, Any] = {}
         self.adapters: dict[str, Adapter] = {}
+        self.saved: set[str] = set()
         self.kept: list[Any] = []
         self.quantizer = self._quantizer()
         self._load()
         self._prepare(adapted)
+        self.products: list[Tensor] = []
         self.decoder = self._build(kernels)
-        self.options = self._options()
-        self.head = self._make_head(self.options)
-        self.trainable = list(self._trainable())
+        options = self._options()
+        self.loop = self._make_loop(options, self._make_head(options))
         if stack.empties_cache:
             tape.segment("empty cache")
             tape.events.append((-1, EMPTY))
@@ -144,9 +144,10 @@ class _Run:
     def _load(self) -> None:
         tape, named, is_full = self.tape, self._named(), self.config.lora is None
         self.order = named
-        if self.stack.has_warmup_block and self.config.quantization is not None:
+        is_read_onto_device = self.config.quantization is not None or self.stack.loads_onto_device
+        if self.stack.has_warmup_block and is_read_onto_device:
             tape.temporaries(self._packed_bytes() // 2 * 2)
-        if self.stack.load_order == "natural" and self.config.quantization is not None:
+        if self.stack.load_order == "natural" and is_read_onto_device:
             named = sorted(named, key=lambda n: _natural(n.name))
         for name, layer, spec, is_quantized in named:
             tape.segment("load", layer)
@@ -172,23 +173,29 @@ class _Run:
         is_kept = spec.name in DECODERS[self.shape.model_type].parameters_in_32bit
         return "f32" if is_kept else self.dtype
 
-    def _quantizer(self) -> Quantizer | None:
+    def _quantizer(self) -> Quantizer4bit | Quantizer8bit | None:
         settings = self.config.quantization
         if settings is None:
             return None
+        if settings.scheme == "int8":
+            return Quantizer8bit()
         compute_dtype = TAPE_DTYPES[settings.compute_dtype_for(self.config.precision)]
-        return Quantizer(settings, self.stack, compute_dtype)
+        return Quantizer4bit(settings, self.stack, compute_dtype)
 
     def _packed_bytes(self) -> int:
         """caching_allocator_warmup (transformers/modeling_utils.py): parameters at their packed size, and buffers."""
+        settings = self.config.quantization
+        per_byte = 1 if settings is not None and settings.scheme == "int8" else 2
         family = DECODERS[self.shape.model_type]
         buffers = family.buffers(self.shape.traits, self.dtype)
         for kind in self.shape.kinds:
             buffers += _layer_buffers(family, self.shape, kind, self.dtype) * len(kind.layers)
         total = sum(numel(shape) * ITEM_BYTES[dtype] for _, shape, dtype in buffers)
+        quantizes = self.config.quantization is not None
         for _, spec in self.shape.parameters():
             item = ITEM_BYTES[self._dtype_of(spec)]
-            total += spec.num_elements // 2 if spec.role == "linear" else spec.num_elements * item
+            is_packed = quantizes and spec.role == "linear"
+            total += spec.num_elements // per_byte if is_packed else spec.num_elements * item
         return total
 
     # -- prepare
@@ -196,45 +203,68 @@ class _Run:
         tape, config = self.tape, self.config
         tape.enter("prepare")
         if config.quantization is not None and self.stack.kbit_upcast != "none":
-            for name, layer, spec, is_quantized in self.order:
-                if not is_quantized and (self.stack.kbit_upcast == "all" or spec.role == "norm"):
-                    tape.segment("upcast", layer)
-                    self._upcast(self.parameters[name])
+            self._prepare_kbit()
         if config.lora is None:
             return
         lora = config.lora
+        kind_of = {layer: kind for kind in self.shape.kinds for layer in kind.layers}
         tape.component = "adapters"
         for layer in self.layers:
-            for projection in adapted:
-                if layer in projection.layers:
-                    tape.segment("adapters", self.index_of[layer])
-                    name = f"{self.shape.layer_prefix}{layer}.{projection.name}"
-                    adapter = Adapter(projection.in_features, projection.out_features, lora.rank, self.dtype)
-                    if lora.use_dora:
-                        adapter.measure(self._base(name, Linear if projection.is_quantizable else Conv1d))
-                    self.adapters[name] = adapter
-        self._cast_adapters(TAPE_DTYPES[config.precision.adapter_dtype])
+            here = {f"{projection.name}.weight": projection for projection in adapted if layer in projection.layers}
+            for projection in [here[spec.name] for spec in kind_of[layer].parameters if spec.name in here]:
+                tape.segment("adapters", self.index_of[layer])
+                name = f"{self.shape.layer_prefix}{layer}.{projection.name}"
+                adapter = Adapter(projection.in_features, projection.out_features, lora.rank, self.dtype)
+                if lora.use_dora:
+                    adapter.measure(self._base(name, Linear if projection.is_quantizable else Conv1d))
+                self.adapters[name] = adapter
+        self._save_modules(lora.modules_to_save)
+        self._cast_adapters(TAPE_DTYPES[config.precision.adapter_dtype], "adapters cast")
+        if self.stack.casts_adapters and config.quantization is not None:
+            self._cast_adapters("bf16", "adapters cast again")
         tape.component = "weights"
         tape.segment("adapters end")
 
-    def _cast_adapters(self, dtype: str) -> None:
-        """PEFT makes adapters in the base's dtype and casts them once all are there (cast_adapter_dtype)."""
-        if dtype == self.dtype:
+    def _save_modules(self, names: tuple[str, ...]) -> None:
+        """PEFT trains a copy of each module whose name ends so, and keeps the original (ModulesToSaveWrapper)."""
+        if not names:
             return
+        for name, layer, _, _ in self.order:
+            if name.rpartition(".")[0].endswith(names):
+                self.tape.segment("saved", layer)
+                self._copy(self.parameters, name, needs_grad=True)
+                self.saved.add(name)
+                if "embed_scale" in self.buffers and name == DECODERS[self.shape.model_type].embedding_name:
+                    self._copy(self.buffers, "embed_scale")
+        self.tape.segment("saved end")
+
+    def _copy(self, among: dict[str, Tensor], name: str, *, needs_grad: bool = False) -> None:
+        """Put a copy in a tensor's place, which is kept."""
+        original = among[name]
+        self.kept.append(original)
+        among[name] = Tensor(original.shape, original.dtype, original.strides, needs_grad=needs_grad)
+
+    def _cast_adapters(self, dtype: str, kind: str) -> None:
+        """PEFT makes adapters in the base's dtype and casts them once all are there (cast_adapter_dtype)."""
         for name, adapter in self.adapters.items():
-            self.tape.segment("adapters cast", self._index_in(name))
+            self.tape.segment(kind, self._index_in(name))
             adapter.cast(dtype)
 
     def _index_in(self, name: str) -> int:
         """Return the index of the recorded layer that a module belongs to."""
         return self.index_of[int(name.removeprefix(self.shape.layer_prefix).split(".", 1)[0])]
 
-    def _upcast(self, parameter: Tensor) -> None:
-        """param.data = param.data.to(torch.float32) (peft/utils/other.py)."""
-        if parameter.dtype != "f32":
-            wide = Tensor(parameter.shape, "f32")
-            parameter.storage, parameter.dtype = wide.storage, "f32"
-            del wide
+    def _prepare_kbit(self) -> None:
+        """prepare_model_for_kbit_training (peft/utils/other.py), and what TRL turns back after it."""
+        for name, layer, _, is_quantized in self.order:
+            if not is_quantized:
+                self.tape.segment("upcast", layer)
+                _move(self.parameters[name], "f32")
+        if self.stack.kbit_upcast == "norms":
+            self.tape.segment("turned back")
+            for name, _, spec, _ in self.order:
+                if name in self.parameters and (spec.role in ("embedding", "head") or name.endswith("lm_head.bias")):
+                    _move(self.parameters[name], self.dtype)
 
     # -- structure
     def _build(self, kernels: AttentionKernels) -> Decoder:
@@ -251,7 +281,11 @@ class _Run:
             kernels=kernels,
             prefix=self.shape.layer_prefix,
         )
-        return DECODERS[self.shape.model_type](modules)
+        decoder = DECODERS[self.shape.model_type](modules)
+        fuse(decoder, self.stack)
+        if self.config.gradient_checkpointing and self.shape.model_type in self.stack.caches_though_checkpointed:
+            keep_products(decoder, self.products)
+        return decoder
 
     def _has_linear(self, name: str) -> bool:
         return f"{name}.weight" in self.parameters or f"{name}.weight" in self.quantized
@@ -275,9 +309,11 @@ class _Run:
         if not self.shape.tied_embeddings:
             weight = next(self.parameters[spec.name] for spec in self.shape.after if spec.role == "head")
         bias = next((self.parameters[s.name] for s in self.shape.after if s.name.endswith("lm_head.bias")), None)
-        head = HEADS[self.config.loss, self.stack.loss]
         decoder, has_softcap = self.decoder, self.shape.traits.final_softcap is not None
-        return head(
+        return make_head(
+            self.config.loss,
+            self.stack,
+            self.shape.model_type,
             lambda input_ids: decoder(input_ids, options),
             weight,
             bias,
@@ -286,67 +322,34 @@ class _Run:
         )
 
     def _trainable(self) -> Iterable[tuple[int | None, Tensor]]:
-        if self.config.lora is None:
-            for name, layer, spec, _ in self.order:
-                if not spec.is_frozen:
-                    yield layer, self.parameters[name]
-            return
-        for name, adapter in self.adapters.items():
-            for parameter in adapter.parameters():
-                yield self._index_in(name), parameter
+        is_full = self.config.lora is None
+        for name, layer, spec, _ in self.order:
+            if (is_full and not spec.is_frozen) or name in self.saved:
+                yield layer, self.parameters[name]
+            elif name.endswith(".weight") and name.removesuffix(".weight") in self.adapters:
+                for parameter in self.adapters[name.removesuffix(".weight")].parameters():
+                    yield layer, parameter
 
     # -- updates
     def train(self, num_updates: int) -> None:
-        """Run the updates; what the loop's own variables hold decides what outlives a step."""
-        config, stack, tape = self.config, self.stack, self.tape
-        optimizer = make_optimizer(config.optimizer, self.trainable)
-        is_scaled = config.batch.accumulation_steps > 1 or stack.scales_every_loss
-        batch = self._batch() if stack.keeps_batch else None
-        outputs: dict[str, Any] | None = None
-        loss: Tensor | None = None
-        for update in range(num_updates):
-            suffix = "" if update == 0 else " (later)"
-            if stack.zeroes_grads_first:
-                optimizer.zero_grad()
-            for _ in range(emitted_microsteps(config)):
-                tape.enter(f"forward{suffix}")
-                inputs = batch or self._batch()
-                self.options.padding = inputs[2] if len(inputs) > 2 else None
-                outputs = self.head(inputs[0], inputs[1], f"loss{suffix}")
-                loss, outputs = self._take_loss(loss, outputs)
-                tape.enter(f"backward{suffix}")
-                backward(ops.scale(loss) if is_scaled else loss)
-                self.options.padding = None
-                if stack.holds_outputs == "no":
-                    drop_graph(loss.edge)
-                    loss = None
-                    while inputs and not batch:
-                        inputs.pop(0)
-            tape.enter(f"optimizer{suffix}")
-            if config.optimizer.max_grad_norm is not None:
-                clip_gradients(self.trainable, self.num_standing_for)
-            optimizer.step()
-            if stack.holds_outputs == "through the update":
-                loss, outputs = self._end_update(loss, outputs)
-            if not stack.zeroes_grads_first:
-                optimizer.zero_grad()
-        self.kept += [outputs, loss, optimizer, batch]
-        if config.evaluation.is_asked_for and stack.loss == "own":
-            self._evaluate()
-        tape.enter("save")
+        """Run the updates by the stack's loop."""
+        self.loop.train(num_updates)
 
-    def _evaluate(self) -> None:
-        """One batch forward without gradients, checkpointing or dropout."""
-        tape = self.tape
-        tape.enter("evaluation")
-        before = tape.is_grad_enabled, tape.is_training, self.options.is_checkpointed
-        tape.is_grad_enabled = tape.is_training = self.options.is_checkpointed = False
-        inputs = self._batch()
-        outputs = self.head(inputs[0], inputs[1], "evaluation")
-        while inputs:
-            inputs.pop(0)
-        del outputs
-        tape.is_grad_enabled, tape.is_training, self.options.is_checkpointed = before
+    def _make_loop(self, options: RunOptions, head: StockHead) -> Loop:
+        kind = TrainerLoop if self.stack.collects_batches else Loop
+        named = [(self.parameters[n.name], n.spec) for n in self.order if n.name in self.parameters]
+        prepared = Prepared(
+            head=head,
+            options=options,
+            trainable=list(self._trainable()),
+            undecayed=frozenset(id(t) for t, spec in named if not has_decay(spec)),
+            embeddings=frozenset(id(t) for t, spec in named if spec.role == "embedding"),
+            num_standing_for=self.num_standing_for,
+            # some 50 nested Python nodes: bitsandbytes' function, 8 layers and more
+            is_deep=self.config.quantization is not None and self.shape.num_layers > 7,
+            products=self.products,
+        )
+        return kind(self.config, self.stack, prepared)
 
     def _options(self) -> RunOptions:
         config, stack = self.config, self.stack
@@ -354,41 +357,20 @@ class _Run:
         return RunOptions(
             micro_batch_size=config.batch.micro_batch_size,
             sequence_length=config.batch.sequence_length,
-            attention="eager" if config.attention == "eager" else "sdpa",
+            attention=config.attention,
             is_checkpointed=checkpoints,
             embeddings_want_grad=stack.embeddings_want_grad and checkpoints and config.lora is not None,
             keeps_cache=stack.keeps_cache and not checkpoints,
             passes_mask=stack.passes_mask,
         )
 
-    def _batch(self) -> list[Tensor]:
-        """Token ids and targets on the device, and a mask where the loop passes one."""
-        size = self.config.batch.micro_batch_size, self.config.batch.sequence_length
-        ids = Tensor(size, "i64")
-        if self.stack.keeps_batch:
-            return [ids, ids]
-        return [ids, *[Tensor(size, "i64") for _ in range(2 if self.stack.passes_mask else 1)]]
 
-    def _take_loss(self, old: Tensor | None, outputs: dict[str, Any]) -> tuple[Tensor, Any]:
-        """loss = outputs.loss: the old loss and its graph go; so do the outputs, unless the loop holds them."""
-        graph = old.edge if old is not None else None
-        # CPython defers deallocation beyond some 50 nested Python nodes (bitsandbytes' function, 8 layers and more).
-        is_deep = self.config.quantization is not None and self.shape.num_layers > 7
-        if not is_deep:
-            drop_graph(graph)
-        old = None
-        loss = outputs["loss"]
-        if is_deep:
-            drop_graph(graph)
-        return loss, None if self.stack.holds_outputs == "no" else outputs
-
-    def _end_update(self, loss: Tensor | None, outputs: dict[str, Any] | None) -> tuple[None, None]:
-        """The function that made the update returns, and its locals die."""
-        if loss is not None:
-            drop_graph(loss.edge)
-        if outputs is not None:
-            outputs.clear()
-        return None, None
+def _move(parameter: Tensor, dtype: str) -> None:
+    """param.data = param.data.to(dtype)."""
+    if parameter.dtype != dtype:
+        moved = Tensor(parameter.shape, dtype)
+        parameter.storage, parameter.dtype = moved.storage, dtype
+        del moved
 
 
 def _layer_buffers(

@@ -26,12 +26,15 @@ class _Refusal(NamedTuple):
 
 REFUSED_SETTINGS = (
     _Refusal("device", "cpu", "the memory of a run on the CPU", "Set device: cuda."),
-    _Refusal("quantization.scheme", "int8", "an 8-bit base", "Set quantization.scheme: nf4, or trace it.", True),
-    _Refusal("attention", "flash_attention_2", "the flash-attn package", "Set attention: sdpa, or trace it.", True),
-    _Refusal("loss", "liger", "Liger's loss", "Set loss: chunked, or trace it.", True),
     _Refusal("batch.packing", True, "a batch of packed rows", "Set batch.packing: false."),
 )
 """Each is refused by `estimate`, and by `trace` too unless it says so."""
+
+
+_WITHOUT_LIMIT = frozenset({"bloom", "falcon"})
+"""Families without rotary embedding whose linear biases have any length."""
+_WITH_POSITION_TABLE = frozenset({"codegen", "gptj"})
+"""Families that read their sines from a buffer of a fixed length."""
 
 
 # fmt: off
@@ -53,9 +56,6 @@ _UNTRACED = frozenset(
 def require_program(config: TrainingConfig, shape: ModelShape, stack: StackProfile) -> None:
     """Raise UnsupportedError for everything about a request whose program is not written, all at once."""
     problems = [*setting_problems(config, stack, "estimated"), *_shape_problems(config, shape)]
-    for what in stack.unwritten:
-        text = f"The stack {stack.name} has {what}, which is not estimated yet."
-        problems.append(Problem(text, f"`foretune trace --stack {stack.name}` runs it.", None, None))
     if problems:
         raise UnsupportedError.of(problems)
 
@@ -72,15 +72,13 @@ def setting_problems(config: TrainingConfig, stack: StackProfile, verb: str) -> 
         if value == refusal.value:
             text = f"{refusal.field} is {str(refusal.value).lower()}: {refusal.what} is not {verb} yet."
             problems.append(Problem(text, refusal.instead, None, refusal.field))
-    if config.loss == "chunked" and stack.loss != "own":
-        text = f"loss is chunked: the stack {stack.name} has no chunked loss."
+    if config.loss != "stock" and stack.loss != "own":
+        text = f"loss is {config.loss}: the stack {stack.name} has a loss of its own."
         problems.append(Problem(text, "Set loss: stock, or take the stack foretune.", None, "loss"))
     lora = config.lora
-    if lora is not None and lora.modules_to_save and verb == "estimated":
-        text = "lora.modules_to_save: a module trained whole beside adapters is not estimated yet."
-        problems.append(Problem(text, "Leave it empty, or trace it.", None, "lora.modules_to_save"))
-    if lora is not None and lora.use_dora and config.quantization is not None:
-        text = f"lora.use_dora is true: DoRA on a quantized base is not {verb} yet."
+    is_4bit = config.quantization is not None and config.quantization.scheme == "nf4"
+    if lora is not None and lora.use_dora and is_4bit and not stack.copies_code_tables:
+        text = f"lora.use_dora is true: DoRA on a 4-bit base is not {verb} yet for the stack {stack.name}."
         problems.append(Problem(text, "Leave quantization out, or set lora.use_dora: false.", None, "lora.use_dora"))
     return problems
 
@@ -100,16 +98,17 @@ def _shape_problems(config: TrainingConfig, shape: ModelShape) -> list[Problem]:
     if shape.tower_params:
         text = f"{shape.id} has parts beside the language model (vision or audio), which are not estimated yet."
         problems.append(Problem(text, "Use a text-only checkpoint of the family.", None, "model.id"))
-    if traits.activation is not None and traits.activation not in ACTIVATIONS:
+    if config.loss == "liger" and traits.final_softcap is not None:
+        text = f"loss is liger: {shape.id} caps its logits after the head, which a fused loss does not."
+        problems.append(Problem(text, "Set loss: chunked.", None, "loss"))
+    known = {*ACTIVATIONS, *DECODERS[family].own_activations}
+    if traits.activation is not None and traits.activation not in known:
         text = f"{shape.id}: the activation {traits.activation!r} has no known kernels."
-        problems.append(Problem(text, f"Known are {', '.join(sorted(ACTIVATIONS))}.", None, "model.id"))
+        problems.append(Problem(text, f"Known are {', '.join(sorted(known))}.", None, "model.id"))
     if shape.refuses_sdpa and config.attention == "sdpa":
         what = "has attention sinks" if family == "gpt_oss" else "can cap its attention scores"
         text = f"attention is sdpa, but {shape.id} {what}, and Transformers refuses sdpa for it."
         problems.append(Problem(text, "Set attention: eager.", None, "attention"))
-    if family == "falcon" and (traits.rotary_dim is None or config.attention == "eager"):
-        what = "Falcon with alibi" if traits.rotary_dim is None else "Falcon with eager attention"
-        problems.append(Problem(f"{shape.id}: {what} is not estimated yet.", "Choose another model.", None, "model.id"))
     if traits.num_heads and traits.num_kv_heads and traits.num_heads % traits.num_kv_heads:
         text = f"{shape.id}: {traits.num_heads} heads cannot share {traits.num_kv_heads} key/value heads evenly."
         problems.append(Problem(text, "Check num_attention_heads and num_key_value_heads.", None, "model.id"))
@@ -123,8 +122,9 @@ def _shape_problems(config: TrainingConfig, shape: ModelShape) -> list[Problem]:
         text = f"{shape.id} has no nn.Linear in its layers, so there is nothing to quantize."
         problems.append(Problem(text, "Leave quantization out.", None, "quantization"))
     length, limit = config.batch.sequence_length, shape.max_positions
-    if traits.rotary_dim is None and limit is not None and length > limit:
-        text = f"batch.sequence_length is {length}, but {shape.id} has {limit} learned positions."
+    has_table = family in _WITH_POSITION_TABLE or (traits.rotary_dim is None and family not in _WITHOUT_LIMIT)
+    if has_table and limit is not None and length > limit:
+        text = f"batch.sequence_length is {length}, but {shape.id} has a table of {limit} positions."
         problems.append(Problem(text, f"Set it to {limit} or less.", None, "batch.sequence_length"))
     return problems
 

@@ -6,6 +6,7 @@ says where a LoRA goes. Nothing here needs torch, Transformers or weights.
 
 from foretune.models.catalogue import ModelEntry, list_models
 from foretune.models.families import known_model_types, shape_from_config
+from foretune.models.families.registry import REMOTE_CODE_TYPES
 from foretune.models.resolve import resolve_config, resolve_model
 from foretune.models.shape import DecoderTraits, LayerKind, ModelShape, ParameterSpec, Projection
 from foretune.models.targets import (
@@ -18,6 +19,7 @@ from foretune.models.targets import (
 )
 
 __all__ = [
+    "REMOTE_CODE_TYPES",
     "SCOPES",
     "DecoderTraits",
     "LayerKind",

@@ -16,6 +16,8 @@ from foretune.values import Value
 __all__ = ["DecoderTraits", "LayerKind", "ModelShape", "ParameterSpec", "Projection"]
 
 Size = Annotated[int, Meta(ge=0, lt=1 << 62)]
+_WITHOUT_SDPA = frozenset({"bloom", "gemma2", "gpt_neo", "gpt_oss", "granite_swa", "mpt", "xglm"})
+"""Classes of transformers 5.24 without `_supports_sdpa`."""
 ParameterRole = Literal["linear", "bias", "conv1d", "embedding", "head", "norm", "experts", "other"]
 
 
@@ -90,14 +92,17 @@ class DecoderTraits(Value, frozen=True, kw_only=True):
     final_softcap: float | None = None
     qk_norm: Literal["head", "full"] | None = None
     """Norm on queries and keys: over each head, or over the whole projection (OLMo2)."""
-    qkv_clip: float | None = None
-    """Queries, keys and values are clamped to this magnitude (OLMo)."""
     unwritten: tuple[str, ...] = ()
     """Settings of the config whose effect on memory has no program; the trace runs them."""
     has_parallel_residual: bool = False
     """Attention and MLP read the same input and are added together (GPT-NeoX, Falcon)."""
-    causal_buffer: Size | None = None
-    """Side of a causal mask that the class keeps as a buffer of truth values (GPT-BigCode, GPT-Neo in each layer)."""
+    table_positions: Size | None = None
+    """Number of positions for which the class keeps or builds a table: a causal mask (GPT-BigCode; GPT-Neo, in each
+    layer), sines (GPT-J, CodeGen, XGLM), linear biases (MPT)."""
+    clips_projections: bool = False
+    """Queries, keys and values are clamped (OLMo's and MPT's clip_qkv)."""
+    has_grouped_projection: bool = False
+    """The fused projection holds each group's queries, key and value together (Falcon's `new_decoder_architecture`)."""
     num_experts: Size | None = None
     experts_per_token: Size | None = None
     normalizes_experts: bool = False
@@ -109,6 +114,18 @@ class DecoderTraits(Value, frozen=True, kw_only=True):
     """Dropout that the config itself asks for in training (GPT-2: 0.1), apart from LoRA's."""
     attention_dropout: float = 0.0
     residual_dropout: float = 0.0
+    mixer_groups: Size | None = None
+    """Groups of heads that share B and C in a Mamba 2 mixer; key heads of a gated delta net."""
+    mixer_width: Size | None = None
+    """Width of all heads of a Mamba 2 mixer together."""
+    mixer_chunk: Size | None = None
+    """Tokens of one chunk of a Mamba 2 mixer's scan."""
+    activation_dropout: float = 0.0
+    """Dropout between the MLP's layers (XGLM)."""
+    keeps_normed_residual: bool = False
+    """The residual is what the norm gives (Bloom's `apply_residual_connection_post_layernorm`)."""
+    norms_last: bool = False
+    """Norms stand after attention and MLP instead of before (OPT without `do_layer_norm_before`)."""
 
 
 class ModelShape(Value, frozen=True, kw_only=True):
@@ -162,9 +179,8 @@ class ModelShape(Value, frozen=True, kw_only=True):
 
     @property
     def refuses_sdpa(self) -> bool:
-        """Whether Transformers has no sdpa for it: its class can cap attention scores (Gemma 2), or this one does, or
-        it has sinks (gpt-oss)."""
-        return self.model_type in ("gemma2", "gpt_oss") or self.traits.attention_softcap is not None
+        """Whether Transformers has no sdpa for it: its class writes out its attention scores, or this one caps them."""
+        return self.model_type in _WITHOUT_SDPA or self.traits.attention_softcap is not None
 
     def parameters(self) -> Iterator[tuple[int | None, ParameterSpec]]:
         """Yield (layer or None, parameter) in module order, once for every layer."""

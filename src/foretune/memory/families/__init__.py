@@ -1,8 +1,9 @@
 """The decoder families whose layers are written, by Transformers' model_type."""
 
 from foretune.memory.decoder import Decoder
-from foretune.memory.families.classic import FalconDecoder, Gpt2Decoder, GptNeoxDecoder
-from foretune.memory.families.classic_more import GptBigCodeDecoder
+from foretune.memory.families.classic import Gpt2Decoder, GptNeoxDecoder
+from foretune.memory.families.classic_more import CodeGenDecoder, GptBigCodeDecoder, GptjDecoder, PersimmonDecoder
+from foretune.memory.families.delta import Qwen3NextDecoder, Qwen35Decoder
 from foretune.memory.families.dense import (
     GraniteDecoder,
     HyperClovaXDecoder,
@@ -34,8 +35,11 @@ from foretune.memory.families.dense_pairs import (
     GlmDecoder,
     HeliumDecoder,
 )
+from foretune.memory.families.fairseq import OptDecoder, XglmDecoder
+from foretune.memory.families.falcon import FalconDecoder
 from foretune.memory.families.gemma import Gemma2Decoder, Gemma3Decoder, GemmaDecoder
 from foretune.memory.families.gpt_oss import GptOssDecoder
+from foretune.memory.families.hybrid import Lfm2Decoder
 from foretune.memory.families.llama import (
     LlamaDecoder,
     MistralDecoder,
@@ -61,6 +65,9 @@ from foretune.memory.families.moe_more import (
 )
 from foretune.memory.families.moe_shared import Dots1Decoder, ExaoneMoeDecoder, Glm4MoeDecoder, SolarOpenDecoder
 from foretune.memory.families.phimoe import PhimoeDecoder
+from foretune.memory.families.scores import BloomDecoder, GptNeoDecoder, MptDecoder
+from foretune.memory.families.statespace import GraniteHybridDecoder
+from foretune.models import REMOTE_CODE_TYPES
 
 __all__ = ["DECODERS"]
 
@@ -68,6 +75,8 @@ DECODERS: dict[str, type[Decoder]] = {
     "apertus": ApertusDecoder,
     "arcee": ArceeDecoder,
     "bitnet": BitNetDecoder,
+    "bloom": BloomDecoder,
+    "codegen": CodeGenDecoder,
     "cohere": CohereDecoder,
     "cohere2": Cohere2Decoder,
     "cwm": CwmDecoder,
@@ -87,11 +96,15 @@ DECODERS: dict[str, type[Decoder]] = {
     "glm4_moe": Glm4MoeDecoder,
     "gpt2": Gpt2Decoder,
     "gpt_bigcode": GptBigCodeDecoder,
+    "gpt_neo": GptNeoDecoder,
     "gpt_neox": GptNeoxDecoder,
+    "gptj": GptjDecoder,
     "gpt_oss": GptOssDecoder,
     "granite": GraniteDecoder,
     "granitemoe": GraniteMoeDecoder,
     "granitemoeshared": GraniteMoeSharedDecoder,
+    "granitemoehybrid": GraniteHybridDecoder,
+    "lfm2": Lfm2Decoder,
     "helium": HeliumDecoder,
     "hunyuan_v1_dense": HunYuanDecoder,
     "hunyuan_v1_moe": HunYuanMoeDecoder,
@@ -105,23 +118,31 @@ DECODERS: dict[str, type[Decoder]] = {
     "ministral3": Ministral3Decoder,
     "mistral": MistralDecoder,
     "mixtral": MixtralDecoder,
+    "mpt": MptDecoder,
     "nanochat": NanoChatDecoder,
     "nemotron": NemotronDecoder,
     "olmo": OlmoDecoder,
     "olmo2": Olmo2Decoder,
     "olmo3": Olmo3Decoder,
     "olmoe": OlmoeDecoder,
+    "opt": OptDecoder,
+    "persimmon": PersimmonDecoder,
     "phi": PhiDecoder,
     "phi3": Phi3Decoder,
     "phimoe": PhimoeDecoder,
     "qwen2": Qwen2Decoder,
     "qwen2_moe": Qwen2MoeDecoder,
     "qwen3": Qwen3Decoder,
+    "qwen3_5_text": Qwen35Decoder,
+    "qwen3_next": Qwen3NextDecoder,
     "qwen3_moe": Qwen3MoeDecoder,
     "seed_oss": SeedOssDecoder,
     "smollm3": Qwen2Decoder,
     "solar_open": SolarOpenDecoder,
     "stablelm": StableLmDecoder,
     "starcoder2": Starcoder2Decoder,
+    "xglm": XglmDecoder,
 }
 """A family that is not listed has no program and is refused by name."""
+
+DECODERS.update({remote: DECODERS[known] for remote, known in REMOTE_CODE_TYPES.items() if known in DECODERS})

@@ -125,7 +125,7 @@ def olmoe(c: Fields) -> Decoder:
     mlp = routed_mlp(c, hidden, count_key="num_experts", width_key="intermediate_size", gate_first=True)
     layer = attention(c, h, bias=c.flag("attention_bias")) + norms + mlp + pre_norms(hidden)
     traits = expert_traits(c, "num_experts", "num_experts_per_tok") | {"qk_norm": "full"}
-    traits["qkv_clip"] = c.number("clip_qkv")
+    traits["clips_projections"] = c.number("clip_qkv") is not None
     return by_sparsity(c, h, [True] * c.num_layers(), lambda _: layer, traits=traits)
 
 
