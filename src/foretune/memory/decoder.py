@@ -241,6 +241,13 @@ class RunOptions:
             return table
         return _additive_mask(table, inputs_embeds.dtype)
 
+    def ask_whether_padded(self) -> None:
+        """create_recurrent_attention_mask: a mask of ones is asked about and dropped."""
+        if self.padding is not None and self.sequence_length > 1:
+            equal = Tensor(self.padding.shape, "bool")
+            _answer = Tensor((), "bool")
+            del equal
+
     def chunked_mask(self, inputs_embeds: Tensor, chunk: int) -> Tensor | None:
         """create_chunked_causal_mask (transformers/masking_utils.py), without padding: chunks begin with the row."""
         b, s = self.micro_batch_size, self.sequence_length
@@ -262,13 +269,6 @@ def _additive_mask(table: Tensor, dtype: str) -> Tensor:
     out = Tensor(table.shape, dtype)
     del least, zero
     return out
-
-    def ask_whether_padded(self) -> None:
-        """create_recurrent_attention_mask: a mask of ones is asked about and dropped."""
-        if self.padding is not None and self.sequence_length > 1:
-            equal = Tensor(self.padding.shape, "bool")
-            _answer = Tensor((), "bool")
-            del equal
 
 
 def _ask_whether_packed(b: int, s: int) -> None:

@@ -16,7 +16,7 @@ from foretune.values import Value
 __all__ = ["DecoderTraits", "LayerKind", "ModelShape", "ParameterSpec", "Projection"]
 
 Size = Annotated[int, Meta(ge=0, lt=1 << 62)]
-_WITHOUT_SDPA = frozenset({"bloom", "gemma2", "gpt_neo", "gpt_oss", "granite_swa", "mpt", "xglm"})
+_WITHOUT_SDPA = frozenset({"bloom", "gemma2", "gpt_neo", "gpt_oss", "granite_swa", "mimo_v2_flash", "mpt", "xglm"})
 """Classes of transformers 5.24 without `_supports_sdpa`."""
 ParameterRole = Literal["linear", "bias", "conv1d", "embedding", "head", "norm", "experts", "other"]
 

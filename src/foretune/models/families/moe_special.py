@@ -152,6 +152,7 @@ def mimo_v2_flash(c: Fields) -> Decoder:
         return attn + mlp + pre_norms(hidden)
 
     keys = [(types[i] == "sliding_attention", labels[i] == "sparse") for i in range(count)]
+    traits["rotary"] = 0.334
     return decoder(c, stack(keys, layer), dense_traits(c, h, **traits), final=norm("model.norm", hidden))
 
 
