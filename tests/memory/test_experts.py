@@ -175,12 +175,20 @@ MIXED: list[dict[str, Any]] = [
         "interleave_moe_layer_step": 2,
         "attention_chunk_size": 16,
     },
+    {
+        "model_type": "mimo_v2_flash",
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "v_head_dim": 8,
+        "partial_rotary_factor": 0.5,
+        "sliding_window": 8,
+    },
     {"model_type": "gpt_oss", "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 8},
 ]
 
 
 def training(model_type: str, method: str, *more: str) -> TrainingConfig:
-    attention = "eager" if model_type == "gpt_oss" else "sdpa"
+    attention = "eager" if model_type in ("gpt_oss", "mimo_v2_flash") else "sdpa"
     overrides = ["batch.accumulation_steps=2", "batch.sequence_length=64", f"attention={attention}", *more]
     return build_config({"model.id": "a/model"}, overrides=overrides, method=method).config
 

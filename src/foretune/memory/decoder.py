@@ -50,6 +50,8 @@ class Decoder:
     """The order in which the class passes its layers' keywords is the order in which they die."""
     mask_kwargs: ClassVar[bool] = False
     """The class keeps the mask's arguments in a dictionary of its own (mask_kwargs)."""
+    masks_are_lazy: ClassVar[bool] = False
+    """That dictionary is closed over by the functions that make the masks (dots1, llama4)."""
     masks_know_positions: ClassVar[bool] = True
     """The class passes positions to its masks, which look for packed rows in them (not so gpt_oss)."""
     parameters_in_32bit: ClassVar[frozenset[str]] = frozenset()
@@ -113,7 +115,10 @@ class Decoder:
         position_ids = unsqueeze(position_ids, 0)
         hidden_states, _position_embeds = self.begin(inputs_embeds, position_ids)
         masks: dict[str, Tensor | None] = {}
-        if self.mask_kwargs:
+        if self.masks_are_lazy:
+            closed_over = {"inputs_embeds": inputs_embeds, "position_ids": position_ids}
+            _functions = (lambda: closed_over,)  # what a function closes over dies after all locals
+        elif self.mask_kwargs:
             _mask_kwargs = {"inputs_embeds": inputs_embeds, "position_ids": position_ids}
             if not self.masks_know_positions:
                 del _mask_kwargs["position_ids"]

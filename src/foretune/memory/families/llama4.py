@@ -233,7 +233,7 @@ class Llama4Decoder(LlamaDecoder):
 
     attention_class = Llama4Attention
     layer_class = Llama4Layer
-    mask_kwargs = True
+    masks_are_lazy = True
     keyword_order = ("attention_mask", "position_ids", "cache", "position_embeddings")
 
     def make_norm(self, name: str) -> Module:
