@@ -140,12 +140,12 @@ class RmsNorm:
         return to(mul(self.weight, hidden_states), input_dtype)
 
     def _gemma(self, x: Tensor) -> Tensor:
-        output = call(self._normalize, to(x, "f32"))
+        output = call(self.normalize, to(x, "f32"))
         output = mul(output, add_scalar(to(self.weight, "f32")))
         return to(output, x.dtype)
 
     @staticmethod
-    def _normalize(x: Tensor) -> Tensor:
+    def normalize(x: Tensor) -> Tensor:
         return mul(x, rsqrt(add_scalar(mean_last(square(x)))))
 
 

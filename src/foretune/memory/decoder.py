@@ -6,6 +6,7 @@ Follows transformers 5.24: models/llama/modeling_llama.py for the walk, masking_
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal, NamedTuple
 
+from foretune.errors import UnsupportedError
 from foretune.memory import blocks, ops
 from foretune.memory.blocks import Module, RmsNorm, call
 from foretune.memory.kernels import AttentionKernels
@@ -53,6 +54,8 @@ class Decoder:
     """The order in which the class passes its layers' keywords is the order in which they die."""
     mask_kwargs: ClassVar[bool] = False
     """The class keeps the mask's arguments in a dictionary of its own (mask_kwargs)."""
+    masks_are_lazy: ClassVar[bool] = False
+    """That dictionary is closed over by the functions that make the masks (dots1, llama4)."""
     masks_know_positions: ClassVar[bool] = True
     """The class passes positions to its masks, which look for packed rows in them (not so gpt_oss)."""
     parameters_in_32bit: ClassVar[frozenset[str]] = frozenset()
@@ -124,7 +127,10 @@ class Decoder:
         position_ids = unsqueeze(position_ids, 0)
         hidden_states, _position_embeds = self.begin(inputs_embeds, position_ids)
         masks: dict[str, Tensor | None] = {}
-        if self.mask_kwargs:
+        if self.masks_are_lazy:
+            closed_over = {"inputs_embeds": inputs_embeds, "position_ids": position_ids}
+            _functions = (lambda: closed_over,)  # what a function closes over dies after all locals
+        elif self.mask_kwargs:
             _mask_kwargs = {"inputs_embeds": inputs_embeds, "position_ids": position_ids}
             if not self.masks_know_positions:
                 del _mask_kwargs["position_ids"]
@@ -260,10 +266,7 @@ class RunOptions:
         table = _mask_table(b, s, padding, window is not None)
         if self.attention != "eager":
             return table
-        zero, least = Tensor((), inputs_embeds.dtype), Tensor((), inputs_embeds.dtype)
-        out = Tensor((b, 1, s, s), inputs_embeds.dtype)
-        del least, zero, table, padding
-        return out
+        return _additive_mask(table, inputs_embeds.dtype)
 
     def ask_whether_padded(self) -> None:
         """create_recurrent_attention_mask: a mask of ones is asked about and dropped."""
@@ -271,6 +274,28 @@ class RunOptions:
             equal = Tensor(self.padding.shape, "bool")
             _answer = Tensor((), "bool")
             del equal
+
+    def chunked_mask(self, inputs_embeds: Tensor, chunk: int) -> Tensor | None:
+        """create_chunked_causal_mask (transformers/masking_utils.py), without padding: chunks begin with the row."""
+        b, s = self.micro_batch_size, self.sequence_length
+        if self.padding is not None:
+            raise UnsupportedError("Attention in chunks under a padding mask is not estimated yet.")
+        _ask_whether_packed(b, s)
+        _left_padding_tokens = Tensor((b,), "i64")
+        if self.attention == "sdpa" and s < chunk:
+            return None
+        table = _chunked_table(b, s)
+        if self.attention == "sdpa":
+            return table
+        return _additive_mask(table, inputs_embeds.dtype)
+
+
+def _additive_mask(table: Tensor, dtype: str) -> Tensor:
+    """eager_mask: where(table, 0, least), both on the device."""
+    zero, least = Tensor((), dtype), Tensor((), dtype)
+    out = Tensor(table.shape, dtype)
+    del least, zero
+    return out
 
 
 def _ask_whether_packed(b: int, s: int) -> None:
@@ -330,6 +355,37 @@ def _and_masks(s: int) -> Tensor:
     del causal
     result = both
     return result  # noqa: RET504
+
+
+def _chunked_table(b: int, s: int) -> Tensor:
+    """sdpa_mask with chunked_overlay: True where key and query are in one chunk, and the key is not later."""
+    batch, head = Tensor((b,), "i64"), Tensor((1,), "i64")
+    q = add_scalar(Tensor((s,), "i64"))
+    kv = add_scalar(Tensor((s,), "i64"))
+    result = Tensor((), "bool")
+    of_keys = _chunk_numbers(b, (s,))
+    of_queries = _chunk_numbers(b, (s, 1))
+    overlay = Tensor((b, 1, s, s), "bool")
+    del of_keys, of_queries
+    both = Tensor((b, 1, s, s), "bool")
+    del overlay
+    result = both
+    del both
+    causal = Tensor((1, 1, s, s), "bool")
+    both = Tensor((b, 1, s, s), "bool")
+    del causal
+    result = both
+    del both, batch, head, q, kv
+    return result
+
+
+def _chunk_numbers(b: int, size: tuple[int, ...]) -> Tensor:
+    """(idx - left_padding[batch_idx]) // chunk_size."""
+    return ops.like(_less_padding(Tensor((b, 1, 1, 1), "i64"), size))
+
+
+def _less_padding(padding: Tensor, size: tuple[int, ...]) -> Tensor:
+    return Tensor((padding.shape[0], 1, *((1,) * (2 - len(size))), *size), "i64")
 
 
 class Cache:

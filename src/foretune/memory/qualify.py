@@ -154,7 +154,7 @@ def _shape_problems(config: TrainingConfig, shape: ModelShape) -> list[Problem]:
         text = f"{shape.id}: the activation {traits.activation!r} has no known kernels."
         problems.append(Problem(text, f"Known are {', '.join(sorted(known))}.", None, "model.id"))
     if shape.refuses_sdpa and config.attention == "sdpa":
-        what = "has attention sinks" if family == "gpt_oss" else "can cap its attention scores"
+        what = "can cap its attention scores" if family == "gemma2" else "writes out its attention scores"
         text = f"attention is sdpa, but {shape.id} {what}, and Transformers refuses sdpa for it."
         problems.append(Problem(text, "Set attention: eager.", None, "attention"))
     if traits.num_heads and traits.num_kv_heads and traits.num_heads % traits.num_kv_heads:

@@ -19,7 +19,7 @@ OUTSIDE = -1
 """The layer of a projection that stands outside the stack: litgpt's head."""
 
 Size = Annotated[int, Meta(ge=0, lt=1 << 62)]
-_WITHOUT_SDPA = frozenset({"bloom", "gemma2", "gpt_neo", "gpt_oss", "granite_swa", "mpt", "xglm"})
+_WITHOUT_SDPA = frozenset({"bloom", "gemma2", "gpt_neo", "gpt_oss", "granite_swa", "mimo_v2_flash", "mpt", "xglm"})
 """Classes of transformers 5.24 without `_supports_sdpa`."""
 ParameterRole = Literal["linear", "bias", "conv1d", "embedding", "head", "norm", "experts", "other"]
 
@@ -93,6 +93,8 @@ class DecoderTraits(Value, frozen=True, kw_only=True):
     sliding_window: Size | None = None
     sliding_layers: tuple[bool, ...] = ()
     """For each layer whether it attends only within the window; empty: none does."""
+    tunes_temperature: bool = False
+    """Layers without rotary embedding scale their queries by position (Llama 4)."""
     attention_softcap: float | None = None
     final_softcap: float | None = None
     qk_norm: Literal["head", "full"] | None = None

@@ -49,6 +49,8 @@ from foretune.memory.families.llama import (
     Qwen2Decoder,
     Qwen3Decoder,
 )
+from foretune.memory.families.llama4 import Llama4Decoder
+from foretune.memory.families.mimo import MimoDecoder
 from foretune.memory.families.moe import (
     FlexOlmoDecoder,
     MiniMaxM2Decoder,
@@ -119,6 +121,8 @@ DECODERS: dict[str, type[Decoder]] = {
     "internlm3": LlamaDecoder,
     "jais2": Jais2Decoder,
     "llama": LlamaDecoder,
+    "llama4_text": Llama4Decoder,
+    "mimo_v2_flash": MimoDecoder,
     "minimax_m2": MiniMaxM2Decoder,
     "ministral": MinistralDecoder,
     "ministral3": Ministral3Decoder,
