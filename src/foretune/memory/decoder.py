@@ -49,6 +49,8 @@ class Decoder:
     """The class keeps the mask's arguments in a dictionary of its own (mask_kwargs)."""
     scales_logits: ClassVar[bool] = False
     """The class multiplies or divides its logits by a number (granite, cohere)."""
+    rebinds_embeddings: ClassVar[bool] = False
+    """The dropout's result takes the place of the embeddings, which are not held beside it (phi)."""
     own_activations: ClassVar[frozenset[str]] = frozenset()
     """Activations beyond blocks.ACTIVATIONS: with parameters of their own."""
     embedding_name: ClassVar[str] = "model.embed_tokens.weight"
@@ -109,6 +111,8 @@ class Decoder:
         masks = self.masks(run, inputs_embeds)
         hidden_states, _late_embeds = self.begin_after_masks(hidden_states, position_ids)
         hidden_states = self.after_masks(hidden_states)
+        if self.rebinds_embeddings:
+            inputs_embeds = hidden_states
         tables = self.position_tables(hidden_states, position_ids)
         hidden_states = self.before_layers(hidden_states)
         for i, layer in enumerate(self.layers):

@@ -8,6 +8,7 @@ from foretune.memory.tape import Grads, Node, Tensor, attach, current, like_iter
 __all__ = [
     "baddbmm",
     "clamp",
+    "clamp_in_place",
     "expm1",
     "masked_fill",
     "maximum",
@@ -142,16 +143,31 @@ def baddbmm(t: Tensor, batch1: Tensor, batch2: Tensor) -> Tensor:
     return attach(node, out)
 
 
+def _clamp_grad(grads: Grads, node: Node, saved: Tensor) -> Grads:
+    """(self >= min).logical_and_(self <= max), then where: the arguments of C++ are made from the last to the first."""
+    zero = Tensor((), saved.dtype)
+    inside = like(saved, "bool")
+    below = like(saved, "bool")
+    out = like(_grad(grads))
+    del below, inside, zero
+    return [out]
+
+
 def clamp(t: Tensor) -> Tensor:
     """clamp between two numbers: n*s; saves the input; backward compares twice and chooses."""
-
-    def formula(grads: Grads, node: Node, saved: Tensor) -> Grads:
-        return [like(_grad(grads))]
-
-    node = node_for(formula, t)
+    node = node_for(_clamp_grad, t)
     if node:
         node.save(t)
     return attach(node, like(t))
+
+
+def clamp_in_place(t: Tensor) -> Tensor:
+    """clamp_: nothing, or, where a gradient flows, a copy of the input to save."""
+    node = node_for(_clamp_grad, t)
+    if node is None:
+        return t
+    node.save(like(t))
+    return attach(node, t.detach())
 
 
 def _sub_grad(grads: Grads, node: Node) -> Grads:

@@ -107,6 +107,8 @@ class DecoderTraits(Value, frozen=True, kw_only=True):
     """Dropout between the MLP's layers (XGLM)."""
     keeps_normed_residual: bool = False
     """The residual is what the norm gives (Bloom's `apply_residual_connection_post_layernorm`)."""
+    has_final_norm: bool = True
+    """A norm stands after the last layer (not in every OPT)."""
     norms_last: bool = False
     """Norms stand after attention and MLP instead of before (OPT without `do_layer_norm_before`)."""
 

@@ -21,6 +21,7 @@ from foretune.memory.families.llama import (
 )
 from foretune.memory.norms import BareLayerNorm, BareRmsNorm, LayerNormPlusOne
 from foretune.memory.ops import add_scalar, cat_last, dropout, like, mul, narrow, scale, to, transpose, unsqueeze, view
+from foretune.memory.rare_ops import clamp_in_place
 from foretune.memory.tape import Tensor
 from foretune.models import DecoderTraits
 
@@ -109,6 +110,10 @@ class OlmoAttention(LlamaAttention):
         query_states = call(self.q_proj, hidden_states)
         key_states = call(self.k_proj, hidden_states)
         value_states = call(self.v_proj, hidden_states)
+        if self.modules.traits.clips_projections:
+            query_states = clamp_in_place(query_states)
+            key_states = clamp_in_place(key_states)
+            value_states = clamp_in_place(value_states)
         query_states = transpose(view(query_states, *hidden_shape), 1, 2)
         key_states = transpose(view(key_states, *hidden_shape), 1, 2)
         value_states = transpose(view(value_states, *hidden_shape), 1, 2)
