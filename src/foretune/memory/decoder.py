@@ -51,6 +51,9 @@ class Decoder:
     """The class multiplies or divides its logits by a number (granite, cohere)."""
     rebinds_embeddings: ClassVar[bool] = False
     """The dropout's result takes the place of the embeddings, which are not held beside it (phi)."""
+    num_last_alone: ClassVar[int] = 1
+    """Layers at the end that stand for themselves alone: two where the gradient that enters the last layer is handed on
+    in another way (templates.find_stand_ins)."""
     own_activations: ClassVar[frozenset[str]] = frozenset()
     """Activations beyond blocks.ACTIVATIONS: with parameters of their own."""
     embedding_name: ClassVar[str] = "model.embed_tokens.weight"

@@ -46,7 +46,7 @@ def record_program(
     `adapted` are the projections that carry LoRA. Of an update's microsteps at most three are emitted (first, middle,
     last): the others repeat the middle one.
     """
-    num_last = 2 if shape.traits.has_parallel_residual else 1
+    num_last = 2 if shape.traits.has_parallel_residual else DECODERS[shape.model_type].num_last_alone
     stand_ins = find_stand_ins(_signatures(shape), num_last=num_last)
     tape = record_tape(config, shape, stack, kernels, adapted, stand_ins, num_updates=num_updates)
     return Recording.of(tape, stand_ins)

@@ -99,6 +99,7 @@ class OptDecoder(ScopedDecoder):
     embedding_name = "model.decoder.embed_tokens.weight"
     final_norm_name = "model.decoder.final_layer_norm"
     keyword_order = ("attention_mask", "position_ids", "cache")
+    num_last_alone = 2
 
     def __init__(self, modules: Modules) -> None:
         super().__init__(modules)
