@@ -36,6 +36,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 64,
         "attention_types": [[["local", "global", "global"], 6]],
     },
+    "granite_swa": {"num_hidden_layers": LONG, "sliding_window": 8, "layer_types": MIXED},
     "helium": {"head_dim": 16},
     "gptj": {"n_embd": 64, "n_head": 4, "n_layer": NUM_LAYERS, "rotary_dim": 8},
     "ministral": {"num_hidden_layers": LONG, "sliding_window": 8, "layer_types": MIXED, "head_dim": 16},
@@ -47,7 +48,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 """What a small model of the type needs beside SMALL; windows are mixed where the family has them."""
 TYPES = """
     apertus arcee bitnet bloom codegen cohere cohere2 cwm ernie4_5 exaone exaone4 falcon glm glm4 gpt_bigcode gpt_neo
-    gptj granite helium hunyuan_v1_dense hyperclovax internlm3 jais2 ministral ministral3 mpt nanochat nemotron olmo
+    gptj granite granite_swa helium hunyuan_v1_dense hyperclovax internlm3 jais2 ministral ministral3 mpt nanochat nemotron olmo
     olmo3 opt persimmon phi seed_oss stablelm starcoder2 xglm
 """.split()  # noqa: SIM905 - a table
 

@@ -85,6 +85,7 @@ def _signatures(shape: ModelShape) -> list[object]:
             kind_of[i],
             t.sliding_layers[i] if t.sliding_layers else False,
             t.rotary_layers[i] if t.rotary_layers else True,
+            t.rotary_bases[i] if t.rotary_bases else None,
         )
         for i in range(shape.num_layers)
     ]

@@ -10,11 +10,13 @@ __all__ = [
     "clamp",
     "clamp_in_place",
     "expm1",
+    "logsumexp",
     "masked_fill",
     "maximum",
     "minimum",
     "scale_in_place",
     "select",
+    "sigmoid",
     "softplus",
     "sub",
     "where",
@@ -178,3 +180,37 @@ def _sub_grad(grads: Grads, node: Node) -> Grads:
 def sub(a: Tensor, b: Tensor) -> Tensor:
     """n*s in the promoted dtype; backward n*s for b (then the engine's sum to a broadcast shape)."""
     return attach(node_for(_sub_grad, a, b), like_iterator(a, b))
+
+
+def logsumexp(t: Tensor) -> Tensor:
+    """logsumexp(-1): rows*s, after the rows' maxima and n*s for what lies below them; saves input and result; backward
+    n*s twice beside the gradient (aten/src/ATen/native/ReduceOps.cpp, logsumexp_out_impl)."""
+
+    def formula(grads: Grads, node: Node, saved: Tensor, result: Tensor) -> Grads:
+        difference = like(saved)
+        exponential = like(difference)
+        out = like(exponential)
+        del exponential, difference
+        return [out]
+
+    node = node_for(formula, t)
+    rows = t.shape[:-1]
+    maxima = Tensor(rows, t.dtype)
+    magnitudes = Tensor(rows, t.dtype)
+    are_infinite = Tensor(rows, "bool")
+    del are_infinite, magnitudes
+    below = like(t)
+    out = Tensor(rows, t.dtype)
+    del below, maxima
+    if node:
+        node.save(t, out.detach())
+    return attach(node, out)
+
+
+def sigmoid(t: Tensor) -> Tensor:
+    """n*s; saves the result; backward n*s."""
+    node = node_for(lambda grads, node, result: (like_iterator(_grad(grads), result),), t)
+    out = like(t)
+    if node:
+        node.save(out.detach())
+    return attach(node, out)

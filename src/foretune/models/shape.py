@@ -81,6 +81,8 @@ class DecoderTraits(Value, frozen=True, kw_only=True):
     """Width of the rotated part of a head; None: no rotary embedding."""
     rotary_layers: tuple[bool, ...] = ()
     """Where some layers go without rotary embedding (SmolLM3, Cohere2): True for the layers that have it."""
+    rotary_bases: tuple[float, ...] = ()
+    """Base of each layer's rotary embedding, where the config states them; 0: none (Granite SWA)."""
     sliding_window: Size | None = None
     sliding_layers: tuple[bool, ...] = ()
     """For each layer whether it attends only within the window; empty: none does."""

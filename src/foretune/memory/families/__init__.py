@@ -37,6 +37,7 @@ from foretune.memory.families.dense_pairs import (
 from foretune.memory.families.fairseq import OptDecoder, XglmDecoder
 from foretune.memory.families.falcon import FalconDecoder
 from foretune.memory.families.gemma import Gemma2Decoder, Gemma3Decoder, GemmaDecoder
+from foretune.memory.families.granite_swa import GraniteSwaDecoder
 from foretune.memory.families.llama import (
     LlamaDecoder,
     MistralDecoder,
@@ -74,6 +75,7 @@ DECODERS: dict[str, type[Decoder]] = {
     "gpt_neox": GptNeoxDecoder,
     "gptj": GptjDecoder,
     "granite": GraniteDecoder,
+    "granite_swa": GraniteSwaDecoder,
     "helium": HeliumDecoder,
     "hunyuan_v1_dense": HunYuanDecoder,
     "hyperclovax": HyperClovaXDecoder,
