@@ -62,6 +62,11 @@ class Decoder:
     """Parameters of a layer that the class makes and keeps in fp32 (_keep_in_fp32_modules_strict)."""
     scales_logits: ClassVar[bool] = False
     """The class multiplies or divides its logits by a number (granite, cohere)."""
+    rebinds_embeddings: ClassVar[bool] = False
+    """The dropout's result takes the place of the embeddings, which are not held beside it (phi)."""
+    num_last_alone: ClassVar[int] = 1
+    """Layers at the end that stand for themselves alone: two where the gradient that enters the last layer is handed on
+    in another way (templates.find_stand_ins)."""
     own_activations: ClassVar[frozenset[str]] = frozenset()
     """Activations beyond blocks.ACTIVATIONS: with parameters of their own."""
     logits_in_32bit: ClassVar[bool] = False
@@ -139,6 +144,8 @@ class Decoder:
             inputs_embeds = hidden_states = self.rescaled(inputs_embeds)
         hidden_states, _late_embeds = self.begin_after_masks(hidden_states, position_ids)
         hidden_states = self.after_masks(hidden_states)
+        if self.rebinds_embeddings:
+            inputs_embeds = hidden_states
         tables = self.position_tables(hidden_states, position_ids)
         hidden_states = self.before_layers(hidden_states)
         for i, layer in enumerate(self.layers):

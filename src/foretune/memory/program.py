@@ -47,7 +47,9 @@ def record_program(
     last): the others repeat the middle one.
     """
     is_plain = stack.loss == "own" and config.loss != "liger"
-    num_last = 1 if is_plain and not shape.traits.has_parallel_residual else 2
+    num_last = decoder_of(shape).num_last_alone
+    if not is_plain or shape.traits.has_parallel_residual:
+        num_last = max(num_last, 2)
     stand_ins = find_stand_ins(_signatures(shape), num_last=num_last)
     tape = record_tape(config, shape, stack, kernels, adapted, stand_ins, num_updates=num_updates)
     return Recording.of(tape, stand_ins)
@@ -81,6 +83,7 @@ def _signatures(shape: ModelShape) -> list[object]:
             kind_of[i],
             t.sliding_layers[i] if t.sliding_layers else False,
             t.rotary_layers[i] if t.rotary_layers else True,
+            t.rotary_bases[i] if t.rotary_bases else None,
         )
         for i in range(shape.num_layers)
     ]

@@ -160,6 +160,10 @@ def _shape_problems(config: TrainingConfig, shape: ModelShape) -> list[Problem]:
     if traits.num_heads and traits.num_kv_heads and traits.num_heads % traits.num_kv_heads:
         text = f"{shape.id}: {traits.num_heads} heads cannot share {traits.num_kv_heads} key/value heads evenly."
         problems.append(Problem(text, "Check num_attention_heads and num_key_value_heads.", None, "model.id"))
+    width = (traits.num_heads or 0) * (traits.head_dim or 0)
+    if family in ("bitnet", "helium") and width != traits.hidden_size:
+        text = f"{shape.id}: {family} needs heads that together are as wide as the model: {width} is not "
+        problems.append(Problem(f"{text}{traits.hidden_size}.", "Check head_dim and hidden_size.", None, "model.id"))
     if family == "falcon" and config.quantization is not None and _has_biases(shape):
         text = f"{shape.id}: Falcon adds in place to a 4-bit layer's output with bias, which torch's autograd forbids."
         problems.append(Problem(text, "Choose lora without quantization.", None, "quantization"))

@@ -90,6 +90,8 @@ class DecoderTraits(Value, frozen=True, kw_only=True):
     """Width of the rotated part of a head; None: no rotary embedding."""
     rotary_layers: tuple[bool, ...] = ()
     """Where some layers go without rotary embedding (SmolLM3, Cohere2): True for the layers that have it."""
+    rotary_bases: tuple[float, ...] = ()
+    """Base of each layer's rotary embedding, where the config states them; 0: none (Granite SWA)."""
     sliding_window: Size | None = None
     sliding_layers: tuple[bool, ...] = ()
     """For each layer whether it attends only within the window; empty: none does."""
@@ -137,6 +139,8 @@ class DecoderTraits(Value, frozen=True, kw_only=True):
     """Dropout between the MLP's layers (XGLM)."""
     keeps_normed_residual: bool = False
     """The residual is what the norm gives (Bloom's `apply_residual_connection_post_layernorm`)."""
+    has_final_norm: bool = True
+    """A norm stands after the last layer (not in every OPT)."""
     norms_last: bool = False
     """Norms stand after attention and MLP instead of before (OPT without `do_layer_norm_before`)."""
 

@@ -39,6 +39,7 @@ from foretune.memory.families.fairseq import OptDecoder, XglmDecoder
 from foretune.memory.families.falcon import FalconDecoder
 from foretune.memory.families.gemma import Gemma2Decoder, Gemma3Decoder, GemmaDecoder
 from foretune.memory.families.gpt_oss import GptOssDecoder
+from foretune.memory.families.granite_swa import GraniteSwaDecoder
 from foretune.memory.families.hybrid import Lfm2Decoder, Lfm2MoeDecoder
 from foretune.memory.families.litgpt import LitGptDecoder
 from foretune.memory.families.llama import (
@@ -114,6 +115,7 @@ DECODERS: dict[str, type[Decoder]] = {
     "lfm2_moe": Lfm2MoeDecoder,
     "granitemoe": GraniteMoeDecoder,
     "granitemoeshared": GraniteMoeSharedDecoder,
+    "granite_swa": GraniteSwaDecoder,
     "helium": HeliumDecoder,
     "hunyuan_v1_dense": HunYuanDecoder,
     "hunyuan_v1_moe": HunYuanMoeDecoder,
