@@ -6,7 +6,6 @@ import pytest
 from memory.runs import SMALL, all_layers, shape_of, templated
 
 from foretune.contract import TrainingConfig, build_config
-from foretune.memory import estimate_memory
 from foretune.memory.templates import Recording
 
 MIXED: dict[str, Any] = {
