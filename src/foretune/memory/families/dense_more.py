@@ -22,7 +22,6 @@ from foretune.memory.families.llama import (
 )
 from foretune.memory.norms import BareLayerNorm, BareRmsNorm, LayerNormPlusOne
 from foretune.memory.ops import add_scalar, cat_last, dropout, like, mul, narrow, scale, to, transpose, unsqueeze, view
-from foretune.memory.rare_ops import clamp_in_place
 from foretune.memory.tape import Tensor
 from foretune.models import DecoderTraits
 
