@@ -15,6 +15,7 @@ from foretune.memory.ops import (
     add_scalar,
     bmm,
     contiguous,
+    dropout,
     expand,
     like,
     linear,
@@ -131,7 +132,7 @@ class Llama4Attention(LlamaAttention):
         if mask is not None:
             attn_weights = add(attn_weights, mask)
         attn_weights = softmax(attn_weights)
-        attn_weights = blocks.dropout(attn_weights, self.probability)
+        attn_weights = dropout(attn_weights, self.probability)
         attn_output = matmul4(attn_weights, value_states)
         attn_output = contiguous(transpose(attn_output, 1, 2))
         return attn_output, attn_weights
