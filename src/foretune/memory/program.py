@@ -85,6 +85,7 @@ def _signatures(shape: ModelShape) -> list[object]:
             kind_of[i],
             t.sliding_layers[i] if t.sliding_layers else False,
             t.rotary_layers[i] if t.rotary_layers else True,
+            t.sparse_layers[i] if t.sparse_layers else False,
         )
         for i in range(shape.num_layers)
     ]
@@ -223,16 +224,16 @@ class _Run:
         if config.lora is None:
             return
         lora = config.lora
-        names = {(projection.name, layer) for projection in adapted for layer in projection.layers}
+        kind_of = {layer: kind for kind in self.shape.kinds for layer in kind.layers}
         tape.component = "adapters"
         for layer in self.layers:
-            for projection in adapted:
-                if (projection.name, layer) in names and layer in projection.layers:
-                    tape.segment("adapters", self.index_of[layer])
-                    name = f"{self.shape.layer_prefix}{layer}.{projection.name}"
-                    a = Tensor((lora.rank, projection.in_features), self.dtype, needs_grad=True)
-                    b = Tensor((projection.out_features, lora.rank), self.dtype, needs_grad=True)
-                    self.adapters[name] = (a, b)
+            here = {f"{projection.name}.weight": projection for projection in adapted if layer in projection.layers}
+            for projection in [here[spec.name] for spec in kind_of[layer].parameters if spec.name in here]:
+                tape.segment("adapters", self.index_of[layer])
+                name = f"{self.shape.layer_prefix}{layer}.{projection.name}"
+                a = Tensor((lora.rank, projection.in_features), self.dtype, needs_grad=True)
+                b = Tensor((projection.out_features, lora.rank), self.dtype, needs_grad=True)
+                self.adapters[name] = (a, b)
         del a, b
         self._cast_adapters(TAPE_DTYPES[config.precision.adapter_dtype])
         tape.component = "weights"

@@ -116,6 +116,9 @@ def _shape_problems(config: TrainingConfig, shape: ModelShape) -> list[Problem]:
     if family == "falcon" and config.quantization is not None and _has_biases(shape):
         text = f"{shape.id}: Falcon adds in place to a 4-bit layer's output with bias, which torch's autograd forbids."
         problems.append(Problem(text, "Choose lora without quantization.", None, "quantization"))
+    if "altup_coef_clip" in traits.flags and config.quantization is not None:
+        text = f"{shape.id}: its class clips the weights of its streams in place, which 4-bit weights do not allow."
+        problems.append(Problem(text, "Choose lora without quantization.", None, "quantization"))
     if traits.rotary_dim is not None and (traits.rotary_dim < 2 or traits.rotary_dim % 2):
         text = f"{shape.id}: a rotary width of {traits.rotary_dim} cannot be halved, so the model cannot run."
         problems.append(Problem(text, "Check head_dim and partial_rotary_factor.", None, "model.id"))

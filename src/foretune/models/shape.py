@@ -77,6 +77,8 @@ class DecoderTraits(Value, frozen=True, kw_only=True):
     """As in the config: `silu`, `gelu_pytorch_tanh`, `gelu_new`, `relu`..."""
     rotary_dim: Size | None = None
     """Width of the rotated part of a head; None: no rotary embedding."""
+    global_rotary_dim: Size | None = None
+    """The same in layers without a window, where it is another one (Gemma 4)."""
     rotary_layers: tuple[bool, ...] = ()
     """Where some layers go without rotary embedding (SmolLM3, Cohere2): True for the layers that have it."""
     sliding_window: Size | None = None
@@ -94,6 +96,10 @@ class DecoderTraits(Value, frozen=True, kw_only=True):
     """Dropout that the config itself asks for in training (GPT-2: 0.1), apart from LoRA's."""
     attention_dropout: float = 0.0
     residual_dropout: float = 0.0
+    sparse_layers: tuple[bool, ...] = ()
+    """For each layer whether only the largest of its MLP's activations are kept (Gemma 3n); empty: none is so."""
+    flags: tuple[str, ...] = ()
+    """Switches of one family alone that are on, by their keys in the config."""
 
 
 class ModelShape(Value, frozen=True, kw_only=True):
@@ -140,8 +146,8 @@ class ModelShape(Value, frozen=True, kw_only=True):
 
     @property
     def refuses_sdpa(self) -> bool:
-        """Whether Transformers has no sdpa for it: its class can cap attention scores (Gemma 2), or this one does."""
-        return self.model_type == "gemma2" or self.traits.attention_softcap is not None
+        """Whether Transformers has no sdpa for it: its class can cap attention scores, or this one does."""
+        return self.model_type in ("gemma2", "vaultgemma") or self.traits.attention_softcap is not None
 
     def parameters(self) -> Iterator[tuple[int | None, ParameterSpec]]:
         """Yield (layer or None, parameter) in module order, once for every layer."""

@@ -3,6 +3,8 @@
 from foretune.memory.decoder import Decoder
 from foretune.memory.families.classic import FalconDecoder, Gpt2Decoder, GptNeoxDecoder
 from foretune.memory.families.gemma import Gemma2Decoder, Gemma3Decoder, GemmaDecoder
+from foretune.memory.families.gemma3n import Gemma3nDecoder
+from foretune.memory.families.gemma_more import Gemma4Decoder, VaultGemmaDecoder
 from foretune.memory.families.llama import (
     LlamaDecoder,
     MistralDecoder,
@@ -19,6 +21,8 @@ DECODERS: dict[str, type[Decoder]] = {
     "gemma": GemmaDecoder,
     "gemma2": Gemma2Decoder,
     "gemma3_text": Gemma3Decoder,
+    "gemma3n_text": Gemma3nDecoder,
+    "gemma4_text": Gemma4Decoder,
     "gpt2": Gpt2Decoder,
     "gpt_neox": GptNeoxDecoder,
     "llama": LlamaDecoder,
@@ -28,5 +32,6 @@ DECODERS: dict[str, type[Decoder]] = {
     "qwen2": Qwen2Decoder,
     "qwen3": Qwen3Decoder,
     "smollm3": Qwen2Decoder,
+    "vaultgemma": VaultGemmaDecoder,
 }
 """A family that is not listed has no program and is refused by name."""
