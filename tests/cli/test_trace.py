@@ -16,6 +16,7 @@ from foretune.api import Traced, build_config, find_stack, resolve_config, resol
 from foretune.cli.plot import draw_plot
 from foretune.errors import MissingDependencyError, UnsupportedError
 from foretune.memory.components import components_at
+from foretune.memory.families import DECODERS
 from foretune.runtime import libraries
 from foretune.traces import timeline_of
 from foretune.values import encode_json
@@ -78,6 +79,13 @@ def test_trace_answers_as_the_estimate_does(call, words: tuple[str, ...]) -> Non
     assert set(traced) - set(estimated) == own
 
 
+@pytest.fixture
+def no_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the layers of this family were not written."""
+    monkeypatch.delitem(DECODERS, "qwen3_moe")
+
+
+@pytest.mark.usefixtures("no_estimate")
 def test_a_family_without_an_estimate_is_traced_and_the_refusal_says_so(call) -> None:
     refused = call("estimate", "--model", "moe", *SHORT)
     assert refused.code == 2
@@ -87,6 +95,7 @@ def test_a_family_without_an_estimate_is_traced_and_the_refusal_says_so(call) ->
     assert called.out.startswith("Fits: needs ")
 
 
+@pytest.mark.usefixtures("no_estimate")
 @pytest.mark.parametrize(("vram", "verdict"), [("0.36", "tight"), ("0.3", "does not fit")])
 def test_a_family_without_an_estimate_has_a_verdict(call, vram: str, verdict: str) -> None:
     document = call("trace", "--model", "moe", *SHORT, "--vram", vram, "--json").document

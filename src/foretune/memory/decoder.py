@@ -30,7 +30,7 @@ class Modules(NamedTuple):
     optional: Callable[[str], Tensor | None]
     """A parameter by absolute name, or None."""
     buffer: Callable[[str], Tensor]
-    """A buffer by name."""
+    """A buffer by name, a layer's by absolute name."""
     attention: Literal["sdpa", "eager"]
     kernels: AttentionKernels
     prefix: str
@@ -47,6 +47,8 @@ class Decoder:
     """The order in which the class passes its layers' keywords is the order in which they die."""
     mask_kwargs: ClassVar[bool] = False
     """The class keeps the mask's arguments in a dictionary of its own (mask_kwargs)."""
+    parameters_in_32bit: ClassVar[frozenset[str]] = frozenset()
+    """Parameters of a layer that the class makes and keeps in fp32 (_keep_in_fp32_modules_strict)."""
     embedding_name: ClassVar[str] = "model.embed_tokens.weight"
     final_norm_name: ClassVar[str] = "model.norm"
 
@@ -62,6 +64,13 @@ class Decoder:
         """Name, shape and dtype of each buffer: rotary frequencies, kept twice (inv_freq and original_inv_freq)."""
         width = traits.rotary_dim
         return [(name, (width // 2,), "f32") for name in ("inv_freq", "original_inv_freq")] if width else []
+
+    @classmethod
+    def layer_buffers(
+        cls, traits: DecoderTraits, parameters: frozenset[str], dtype: str
+    ) -> list[tuple[str, tuple[int, ...], str]]:
+        """Name (inside the layer), shape and dtype of each buffer of a layer that holds these parameters."""
+        return []
 
     def make_norm(self, name: str) -> Module:
         return RmsNorm(self.modules.weight(f"{name}.weight"), self.norm_spelling)

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from foretune.contract import OptimizerSettings
 from foretune.memory.kernels import foreach_norm_workspace
 from foretune.memory.layout import numel
-from foretune.memory.tape import ITEM_BYTES, Storage, Tensor, current
+from foretune.memory.tape import ITEM_BYTES, Storage, Tensor, current, promote
 
 __all__ = ["Optimizer", "clip_gradients", "make_optimizer"]
 
@@ -59,16 +59,28 @@ class _Optimizer:
         tape.segment("zero end")
 
 
+def _by_dtype(trained: Parameters) -> list[Parameters]:
+    """Group as foreach operators do, which take one dtype at a time (torch/utils/_foreach_utils.py). Their map is
+    C++'s, where the dtype that was met last comes first."""
+    groups: dict[str, list[tuple[int | None, Tensor]]] = {}
+    for layer, p in trained:
+        groups.setdefault(p.dtype, []).append((layer, p))
+    return list(groups.values())[::-1]
+
+
 def _temporary_of_gradients(trained: Parameters, kind: str) -> None:
     """A foreach operator's results: one tensor a parameter, all alive together, freed from the last."""
-    tape, results = current(), []
-    for layer, p in trained:
-        tape.segment(kind, layer)
-        results.append(Tensor(p.shape, p.dtype))
-    tape.segment(f"{kind} end")
-    while results:
-        tape.segment(f"{kind} free", trained[len(results) - 1][0])
-        results.pop()
+    tape = current()
+    for group in _by_dtype(trained):
+        results: list[Tensor] = []
+        name = f"{kind} {group[0][1].dtype}"
+        for layer, p in group:
+            tape.segment(name, layer)
+            results.append(Tensor(p.shape, p.dtype))
+        tape.segment(f"{name} end")
+        while results:
+            tape.segment(f"{name} free", group[len(results) - 1][0])
+            results.pop()
     tape.segment("update")
 
 
@@ -151,20 +163,24 @@ def clip_gradients(parameters: Parameters, num_standing_for: Mapping[int, int]) 
     trained = [(layer, p) for layer, p in parameters if p.grad is not None]
     if not trained:
         return
-    num_gradients = sum(1 if layer is None else num_standing_for[layer] for layer, _ in trained)
-    partial = Storage(foreach_norm_workspace(num_gradients, max(numel(p.shape) for _, p in trained)))
-    norms = []
-    for layer, p in trained:
-        tape.segment("norms", layer)
-        norms.append(Tensor((), p.dtype))
-    tape.segment("norms end")
-    del partial
-    dtype = norms[0].dtype
+    num_gradients, norms, places = 0, [], []
+    for group in _by_dtype(trained):
+        name = f"norms {group[0][1].dtype}"
+        number = sum(1 if layer is None else num_standing_for[layer] for layer, _ in group)
+        partial = Storage(foreach_norm_workspace(number, max(numel(p.shape) for _, p in group)))
+        for layer, p in group:
+            tape.segment(name, layer)
+            norms.append(Tensor((), p.dtype))
+            places.append((f"{name} free", layer))
+        tape.segment(f"{name} end")
+        del partial
+        num_gradients += number
+    dtype = promote(*[norm.dtype for norm in norms])
     stacked = Tensor((num_gradients,), dtype)
     total = Tensor((), dtype)
     del stacked
     while norms:
-        tape.segment("norms free", trained[len(norms) - 1][0])
+        tape.segment(*places.pop())
         norms.pop()
     tape.segment("clip")
     shifted = Tensor((), dtype)

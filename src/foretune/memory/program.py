@@ -25,7 +25,7 @@ from foretune.memory.optimizers import clip_gradients, make_optimizer
 from foretune.memory.stack import StackProfile
 from foretune.memory.tape import ITEM_BYTES, Tape, Tensor, backward, drop_graph, recording
 from foretune.memory.templates import EMPTY, Recording, StandIns, find_stand_ins
-from foretune.models import ModelShape, ParameterSpec, Projection
+from foretune.models import LayerKind, ModelShape, ParameterSpec, Projection
 
 __all__ = ["TAPE_DTYPES", "emitted_microsteps", "record_program", "record_tape"]
 
@@ -158,20 +158,31 @@ class _Run:
             if is_quantized:
                 self.quantized[name] = self._quantize(spec.shape)
             else:
-                self.parameters[name] = Tensor(spec.shape, self.dtype, needs_grad=is_full)
-        tape.segment("buffers")
+                self.parameters[name] = Tensor(spec.shape, self._dtype_of(spec), needs_grad=is_full)
+        self.buffers: dict[str, Tensor] = {}
         family = DECODERS[self.shape.model_type]
-        self.buffers = {
-            name: Tensor(shape, dtype) for name, shape, dtype in family.buffers(self.shape.traits, self.dtype)
-        }
+        kind_of = {layer: kind for kind in self.shape.kinds for layer in kind.layers}
+        for layer in self.layers:
+            for name, size, dtype in _layer_buffers(family, self.shape, kind_of[layer], self.dtype):
+                tape.segment("layer buffers", self.index_of[layer])
+                self.buffers[f"{self.shape.layer_prefix}{layer}.{name}"] = Tensor(size, dtype)
+        tape.segment("buffers")
+        for name, size, dtype in family.buffers(self.shape.traits, self.dtype):
+            self.buffers[name] = Tensor(size, dtype)
+
+    def _dtype_of(self, spec: ParameterSpec) -> str:
+        is_kept = spec.name in DECODERS[self.shape.model_type].parameters_in_32bit
+        return "f32" if is_kept else self.dtype
 
     def _packed_bytes(self) -> int:
         """caching_allocator_warmup (transformers/modeling_utils.py): parameters at their packed size, and buffers."""
-        item = ITEM_BYTES[self.dtype]
         family = DECODERS[self.shape.model_type]
         buffers = family.buffers(self.shape.traits, self.dtype)
+        for kind in self.shape.kinds:
+            buffers += _layer_buffers(family, self.shape, kind, self.dtype) * len(kind.layers)
         total = sum(numel(shape) * ITEM_BYTES[dtype] for _, shape, dtype in buffers)
         for _, spec in self.shape.parameters():
+            item = ITEM_BYTES[self._dtype_of(spec)]
             total += spec.num_elements // 2 if spec.role == "linear" else spec.num_elements * item
         return total
 
@@ -408,6 +419,13 @@ class _Run:
         if outputs is not None:
             outputs.clear()
         return None, None
+
+
+def _layer_buffers(
+    family: type[Decoder], shape: ModelShape, kind: LayerKind, dtype: str
+) -> list[tuple[str, tuple[int, ...], str]]:
+    names = frozenset(parameter.name for parameter in kind.parameters)
+    return family.layer_buffers(shape.traits, names, dtype)
 
 
 def _natural(name: str) -> list[tuple[int, int, str]]:

@@ -92,6 +92,11 @@ class DecoderTraits(Value, frozen=True, kw_only=True):
     """Attention and MLP read the same input and are added together (GPT-NeoX, Falcon)."""
     num_experts: Size | None = None
     experts_per_token: Size | None = None
+    normalizes_experts: bool = False
+    """The weights of a token's experts are divided by their sum."""
+    expert_groups: Size | None = None
+    """Groups that experts are chosen from (DeepSeek: `n_group`)."""
+    expert_groups_per_token: Size | None = None
     embedding_dropout: float = 0.0
     """Dropout that the config itself asks for in training (GPT-2: 0.1), apart from LoRA's."""
     attention_dropout: float = 0.0

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -20,7 +21,7 @@ def attach_adapters(
     dtype: torch.dtype = torch.float32,
     base_dtype: torch.dtype = torch.float32,
 ) -> nn.Module:
-    """Freeze the model and attach adapters of a dtype to the linear layers whose names end in these.
+    """Freeze the model and attach adapters of a dtype to the linear layers whose names end in these, to nothing else.
 
     PEFT makes them in the base's dtype and then casts them to fp32, unless it is told to leave them.
 
@@ -45,9 +46,28 @@ def attach_adapters(
         bias="none",
         task_type="CAUSAL_LM",
     )
-    with warnings.catch_warnings(), _created_in(base_dtype if dtype == torch.float32 else dtype):
+    made_in = base_dtype if dtype == torch.float32 else dtype
+    with warnings.catch_warnings(), _created_in(made_in), _named_layers_only():
         warnings.simplefilter("ignore", FutureWarning)  # PEFT asks Transformers by a name that it deprecates
         return get_peft_model(model, settings, autocast_adapter_dtype=dtype == torch.float32)
+
+
+@contextmanager
+def _named_layers_only() -> Iterator[None]:
+    """Keep PEFT from reading names as those of Transformers 4, where experts and routers were linear layers.
+
+    It takes a name that ends in `gate_proj` (a shared expert's, a dense layer's) for the experts' of old, and
+    adapts the stacked parameters that they have become (peft/utils/transformers_weight_conversion.py). Adapters go to
+    linear layers here, and the names are those of Transformers 5.
+    """
+    from peft.utils import transformers_weight_conversion
+
+    with patch.object(transformers_weight_conversion, "convert_peft_config_for_transformers", _as_it_is):
+        yield
+
+
+def _as_it_is(peft_config: object, **_: object) -> None:
+    """Convert nothing."""
 
 
 @contextmanager

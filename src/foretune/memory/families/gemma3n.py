@@ -214,15 +214,15 @@ class Gemma3nDecoder(SharingDecoder):
     @classmethod
     def buffers(cls, traits: DecoderTraits, dtype: str) -> list[tuple[str, tuple[int, ...], str]]:
         """The model's own scales come first."""
-        scale, *rotary = super().buffers(traits, dtype)
-        return [
-            ("per_layer_projection_scale", (), dtype),
-            ("per_layer_input_scale", (), dtype),
-            scale,
-            ("model.layers.{}.altup.router_input_scale", (), dtype),
-            *rotary,
-            ("per_layer_embed_scale", (), dtype),
-        ]
+        own = [("per_layer_projection_scale", (), dtype), ("per_layer_input_scale", (), dtype)]
+        return [*own, *super().buffers(traits, dtype), ("per_layer_embed_scale", (), dtype)]
+
+    @classmethod
+    def layer_buffers(
+        cls, traits: DecoderTraits, parameters: frozenset[str], dtype: str
+    ) -> list[tuple[str, tuple[int, ...], str]]:
+        """The router's scale. As long as those before it, so their order does not show."""
+        return [("altup.router_input_scale", (), dtype)]
 
     def make_layer(self, index: int) -> Layer:
         name, act = f"{self.modules.prefix}{index}", blocks.ACTIVATIONS[self.traits.activation or "gelu_pytorch_tanh"]

@@ -95,7 +95,7 @@ class Gemma4Layer(SharingLayer):
             )
         )
         self.post_feedforward_layernorm = last[0]
-        self.layer_scalar = modules.buffer(f"model.layers.{name.rpartition('.')[2]}.layer_scalar")
+        self.layer_scalar = modules.buffer(f"{name}.layer_scalar")
         weight = modules.optional(f"{name}.post_per_layer_input_norm.weight")
         self.has_per_layer_input = weight is not None
         if weight is not None:
@@ -148,12 +148,19 @@ class Gemma4Decoder(SharingDecoder):
 
     @classmethod
     def buffers(cls, traits: DecoderTraits, dtype: str) -> list[tuple[str, tuple[int, ...], str]]:
-        """A scale for each layer, and frequencies for each kind of layer."""
+        """Frequencies of two widths."""
         scale, *rotary = super().buffers(traits, dtype)
         wide = traits.global_rotary_dim or traits.rotary_dim or 0
         rotary = [(name, (wide // 2,), "f32") if name.startswith("full") else (name, s, d) for name, s, d in rotary]
-        out = [scale, ("model.layers.{}.layer_scalar", (1,), dtype), *rotary]
-        return [*out, ("per_layer_embed_scale", (), dtype)] if "hidden_size_per_layer_input" in traits.flags else out
+        has_inputs = "hidden_size_per_layer_input" in traits.flags
+        return [scale, *rotary, *([("per_layer_embed_scale", (), dtype)] if has_inputs else [])]
+
+    @classmethod
+    def layer_buffers(
+        cls, traits: DecoderTraits, parameters: frozenset[str], dtype: str
+    ) -> list[tuple[str, tuple[int, ...], str]]:
+        """A scale of the whole layer. As long as the embedding's, which comes first, so their order does not show."""
+        return [("layer_scalar", (1,), dtype)]
 
     def make_layer(self, index: int) -> Layer:
         name, act = f"{self.modules.prefix}{index}", blocks.ACTIVATIONS[self.traits.activation or "gelu_pytorch_tanh"]

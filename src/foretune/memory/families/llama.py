@@ -3,7 +3,7 @@
 Each class follows transformers 5.24's models/<family>/modeling_<family>.py; local names are theirs.
 """
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from foretune.memory import blocks, ops
 from foretune.memory.blocks import GatedMlp, Module, RmsNorm, call
@@ -17,9 +17,11 @@ __all__ = [
     "LlamaDecoder",
     "LlamaLayer",
     "MistralDecoder",
+    "Olmo2Attention",
     "Olmo2Decoder",
     "Phi3Decoder",
     "Qwen2Decoder",
+    "Qwen3Attention",
     "Qwen3Decoder",
     "SlidingDecoder",
 ]
@@ -95,11 +97,12 @@ class Olmo2Attention(LlamaAttention):
     """models/olmo2: whole projections are normed."""
 
     rotate = staticmethod(blocks.apply_rotary_olmo2)
+    norm_spelling: ClassVar[Literal["llama", "olmo2"]] = "olmo2"
 
     def __init__(self, modules: Modules, name: str, index: int) -> None:
         super().__init__(modules, name, index)
         self.q_norm, self.k_norm = (
-            RmsNorm(modules.weight(f"{name}.{n}.weight"), "olmo2") for n in ("q_norm", "k_norm")
+            RmsNorm(modules.weight(f"{name}.{n}.weight"), self.norm_spelling) for n in ("q_norm", "k_norm")
         )
 
     def project(self, hidden_states: Tensor, hidden_shape: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:

@@ -49,8 +49,14 @@ def router(name: str, count: int, hidden: int) -> Params:
 
 
 def expert_traits(c: Fields, count_key: str, top_key: str) -> dict[str, Any]:
-    """The two traits of a mixture."""
-    return {"num_experts": c.maybe_size(count_key, low=0), "experts_per_token": c.maybe_size(top_key, low=0)}
+    """The traits of a mixture."""
+    return {
+        "num_experts": c.maybe_size(count_key, low=0),
+        "experts_per_token": c.maybe_size(top_key, low=0),
+        "normalizes_experts": c.flag("norm_topk_prob"),
+        "expert_groups": c.maybe_size("n_group"),
+        "expert_groups_per_token": c.maybe_size("topk_group"),
+    }
 
 
 def sparse_labels(c: Fields, first_dense: int) -> tuple[str, ...]:
@@ -240,6 +246,8 @@ def exaone_moe(c: Fields) -> Decoder:
     types = alternating(c, lambda i: window is None or (period > 0 and (i + 1) % period == 0))
     traits = expert_traits(c, "num_experts", "num_experts_per_tok") | {"qk_norm": "head"}
     traits |= windowed(c, types, window)
+    if window is not None:
+        traits["rotary_layers"] = tuple(kind == "sliding_attention" for kind in types)
 
     def layer(is_sparse: bool) -> Params:
         dense = () if is_sparse else gated_mlp("mlp", hidden, c.size("intermediate_size"))
