@@ -23,7 +23,6 @@ __all__ = [
     "add_to_rows",
     "add_to_view",
     "clamp",
-    "div",
     "mean_first",
     "mul_in_place",
     "permute",
@@ -83,28 +82,6 @@ def subtract(a: Tensor, b: Tensor) -> Tensor:
         return [grads[0] if first else None, other_grad]
 
     return attach(node_for(formula, a, b), like_iterator(a, b))
-
-
-def _div_grad(grads: Grads, node: Node, *saved: Tensor) -> Grads:
-    grad, (first, second) = _only(grads), node.edges
-    divisor = saved[-1]
-    other_grad = None
-    if second:
-        negated = like(grad)
-        quotient = like_iterator(saved[0], divisor)
-        squared = like_iterator(quotient, divisor)
-        other_grad = like_iterator(negated, squared)
-        del squared, quotient, negated
-    self_grad = like_iterator(grad, divisor) if first else None
-    return [self_grad, other_grad]
-
-
-def div(a: Tensor, b: Tensor) -> Tensor:
-    """n*s; saves b, and a if b wants a gradient; backward n*s for each, b's from four tensors."""
-    node = node_for(_div_grad, a, b)
-    if node:
-        node.save(b, a if b.needs_grad else None)
-    return attach(node, like_iterator(a, b))
 
 
 def _power_grad(grads: Grads, node: Node, t: Tensor) -> Grads:

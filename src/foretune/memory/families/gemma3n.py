@@ -7,6 +7,7 @@ from typing import Any
 from foretune.memory import blocks, ops
 from foretune.memory.blocks import Linear, Module, call
 from foretune.memory.decoder import Cache, Layer, Modules, RunOptions
+from foretune.memory.experts import divide
 from foretune.memory.families.gemma_shared import (
     PowerRmsNorm,
     SharedStates,
@@ -19,7 +20,6 @@ from foretune.memory.strided import (
     add_to_rows,
     add_to_view,
     clamp,
-    div,
     mean_first,
     mul_in_place,
     permute,
@@ -264,7 +264,7 @@ class Gemma3nDecoder(SharingDecoder):
             current_hidden_state = altup_proj
             new_magnitude = ops.mean_last(ops.square(current_hidden_state))
             new_magnitude = sqrt(clamp(new_magnitude))
-            current_hidden_state = div(mul(current_hidden_state, target_magnitude), new_magnitude)
+            current_hidden_state = divide(mul(current_hidden_state, target_magnitude), new_magnitude)
             temp_hidden_states.append(current_hidden_state)
         hidden_states = stack(temp_hidden_states)
         position_embeddings = self.position_tables(hidden_states, position_ids)
@@ -293,7 +293,7 @@ class Gemma3nDecoder(SharingDecoder):
             current_hidden_state = altup_unemb_proj
             new_magnitude = ops.mean_last(ops.square(current_hidden_state))
             new_magnitude = sqrt(clamp(new_magnitude))
-            current_hidden_state = div(mul(current_hidden_state, target_magnitude), new_magnitude)
+            current_hidden_state = divide(mul(current_hidden_state, target_magnitude), new_magnitude)
             temp_hidden_states.append(current_hidden_state)
         hidden_states = stack(temp_hidden_states)
         hidden_states = mean_first(hidden_states)

@@ -5,6 +5,7 @@ from typing import Any
 from foretune.memory import blocks, ops
 from foretune.memory.blocks import Module, call
 from foretune.memory.decoder import Cache, Layer, Modules, RunOptions
+from foretune.memory.experts import divide_in_place, gather_rows, sum_over, top_k
 from foretune.memory.families.gemma import Gemma2Decoder
 from foretune.memory.families.gemma_shared import (
     PowerRmsNorm,
@@ -15,8 +16,10 @@ from foretune.memory.families.gemma_shared import (
     rotate_one,
 )
 from foretune.memory.families.llama import LlamaLayer
+from foretune.memory.families.moe import make_experts
 from foretune.memory.layout import numel
 from foretune.memory.ops import add, add_scalar, contiguous, mul, reshape, scale, transpose, unsqueeze, view
+from foretune.memory.routers import Routing
 from foretune.memory.strided import mul_in_place, select
 from foretune.memory.tape import Tensor, current
 from foretune.models import DecoderTraits
@@ -80,6 +83,29 @@ class Gemma4Attention(SharingAttention):
         return attn_output, attn_weights
 
 
+class _Router:
+    """Gemma4TextRouter."""
+
+    def __init__(self, modules: Modules, name: str) -> None:
+        assert modules.traits.experts_per_token is not None
+        self.top_k, self.norm, self.proj = (
+            modules.traits.experts_per_token,
+            PowerRmsNorm(None),
+            modules.linear(f"{name}.proj"),
+        )
+        self.scale, self.per_expert_scale = modules.weight(f"{name}.scale"), modules.weight(f"{name}.per_expert_scale")
+
+    def __call__(self, hidden_states: Tensor) -> Routing:
+        hidden_states = call(self.norm, hidden_states)
+        hidden_states = scale(mul(hidden_states, self.scale))
+        expert_scores = call(self.proj, hidden_states)
+        router_probabilities = blocks.softmax_f32(expert_scores)
+        top_k_weights, top_k_index = top_k(router_probabilities, self.top_k)
+        top_k_weights = divide_in_place(top_k_weights, sum_over(top_k_weights, -1, keepdim=True))
+        top_k_weights = mul(top_k_weights, gather_rows(self.per_expert_scale, top_k_index))
+        return router_probabilities, top_k_weights, top_k_index
+
+
 class Gemma4Layer(SharingLayer):
     """Gemma4TextDecoderLayer."""
 
@@ -95,6 +121,18 @@ class Gemma4Layer(SharingLayer):
             )
         )
         self.post_feedforward_layernorm = last[0]
+        self.has_experts = "enable_moe_block" in modules.traits.flags
+        if self.has_experts:
+            self.router = _Router(modules, f"{name}.router")
+            self.experts = make_experts(modules, f"{name}.experts")
+            self.post_feedforward_layernorm_1, self.post_feedforward_layernorm_2, self.pre_feedforward_layernorm_2 = (
+                PowerRmsNorm(modules.weight(f"{name}.{n}.weight"))
+                for n in (
+                    "post_feedforward_layernorm_1",
+                    "post_feedforward_layernorm_2",
+                    "pre_feedforward_layernorm_2",
+                )
+            )
         self.layer_scalar = modules.buffer(f"{name}.layer_scalar")
         weight = modules.optional(f"{name}.post_per_layer_input_norm.weight")
         self.has_per_layer_input = weight is not None
@@ -129,6 +167,15 @@ class Gemma4Layer(SharingLayer):
         residual = hidden_states
         hidden_states = call(self.pre_feedforward_layernorm, hidden_states)
         hidden_states = call(self.mlp, hidden_states)
+        if self.has_experts:
+            hidden_states_1 = call(self.post_feedforward_layernorm_1, hidden_states)
+            hidden_states_flat = reshape(residual, (numel(residual.shape[:-1]), residual.shape[-1]))
+            _, top_k_weights, top_k_index = call(self.router, hidden_states_flat)
+            hidden_states_2 = call(self.pre_feedforward_layernorm_2, hidden_states_flat)
+            hidden_states_2 = call(self.experts, hidden_states_2, top_k_index, top_k_weights)
+            hidden_states_2 = reshape(hidden_states_2, residual.shape)
+            hidden_states_2 = call(self.post_feedforward_layernorm_2, hidden_states_2)
+            hidden_states = add(hidden_states_1, hidden_states_2)
         hidden_states = call(self.post_feedforward_layernorm, hidden_states)
         hidden_states = add(residual, hidden_states)
         if self.has_per_layer_input:

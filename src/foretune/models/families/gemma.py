@@ -260,7 +260,8 @@ def gemma4(c: Fields) -> Decoder:
 
 def _gemma4_flags(c: Fields) -> tuple[str, ...]:
     has_inputs = bool(c.maybe_size("hidden_size_per_layer_input", low=0))
-    named = {"attention_k_eq_v": c.flag("attention_k_eq_v"), "hidden_size_per_layer_input": has_inputs}
+    named = {"hidden_size_per_layer_input": has_inputs}
+    named |= {name: c.flag(name) for name in ("attention_k_eq_v", "enable_moe_block")}
     return tuple(name for name, is_on in named.items() if is_on)
 
 
