@@ -49,6 +49,8 @@ class Decoder:
     """The class keeps the mask's arguments in a dictionary of its own (mask_kwargs)."""
     parameters_in_32bit: ClassVar[frozenset[str]] = frozenset()
     """Parameters of a layer that the class makes and keeps in fp32 (_keep_in_fp32_modules_strict)."""
+    caps_logits: ClassVar[bool] = True
+    """The class applies the cap on logits that its config names."""
     embedding_name: ClassVar[str] = "model.embed_tokens.weight"
     final_norm_name: ClassVar[str] = "model.norm"
 
@@ -86,16 +88,19 @@ class Decoder:
         self,
         input_ids: Tensor,
         run: "RunOptions",
+        attention_mask: dict[str, Tensor | None] | None = None,
         position_ids: Tensor | None = None,
         cache: "Cache | None" = None,
         inputs_embeds: Tensor | None = None,
     ) -> tuple[Tensor, Any]:
         """Run the backbone; returns the normed hidden states and the cache.
 
-        The arguments that nobody passes stand in the signature as in the class's forward: locals die in that order.
+        Who stands around the language model passes masks and embeddings. The arguments that nobody passes stand in the
+        signature as in the class's forward: locals die in that order.
         """
         tape = current()
-        inputs_embeds = self.embed(input_ids)
+        if inputs_embeds is None:
+            inputs_embeds = self.embed(input_ids)
         if run.embeddings_want_grad:
             inputs_embeds.needs_grad = True  # enable_input_require_grads: a leaf
         cache = Cache() if run.keeps_cache else None
@@ -103,9 +108,9 @@ class Decoder:
         position_ids = unsqueeze(position_ids, 0)
         hidden_states, _position_embeds = self.begin(inputs_embeds, position_ids)
         masks: dict[str, Tensor | None] = {}
-        if self.mask_kwargs:
+        if self.mask_kwargs and attention_mask is None:
             _mask_kwargs = {"inputs_embeds": inputs_embeds, "position_ids": position_ids}
-        masks = self.masks(run, inputs_embeds)
+        masks = self.masks(run, inputs_embeds) if attention_mask is None else attention_mask
         hidden_states = self.after_masks(hidden_states)
         tables = self.position_tables(hidden_states, position_ids)
         for i, layer in enumerate(self.layers):
@@ -183,12 +188,15 @@ class RunOptions:
         else:
             tape.layer_ends[index] = tape.next_sequence
 
-    def causal_mask(self, inputs_embeds: Tensor, window: int | None, *, can_skip: bool = True) -> Tensor | None:
+    def causal_mask(
+        self, inputs_embeds: Tensor, window: int | None, *, can_skip: bool = True, has_positions: bool = True
+    ) -> Tensor | None:
         """create_causal_mask and create_sliding_window_causal_mask (transformers/masking_utils.py)."""
         b, s = self.micro_batch_size, self.sequence_length
         padding = None
         if self.padding is None:
-            _ask_whether_packed(b, s)
+            if has_positions:
+                _ask_whether_packed(b, s)
         else:
             padding = ops.to(self.padding, "bool")
         is_windowed = window is not None and s >= window

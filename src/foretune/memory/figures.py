@@ -71,6 +71,7 @@ def facts_of(config: TrainingConfig, shape: ModelShape) -> Facts:
     if config.lora is not None:
         trainable += _trained_beside(config.lora, shape, adapted)
     quantized = sum(p.in_features * p.out_features * len(p.layers) for p in shape.projections if p.is_quantizable)
+    quantized += sum(p.num_elements for tower in shape.towers for p in tower.parameters if p.role == "linear")
     return Facts(config, shape, adapted, trainable, quantized if config.quantization is not None else 0)
 
 

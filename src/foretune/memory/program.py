@@ -17,7 +17,7 @@ from foretune.memory.blocks import (
     QuantizedWeight,
 )
 from foretune.memory.decoder import Decoder, Modules, RunOptions
-from foretune.memory.families import DECODERS
+from foretune.memory.families import decoder_of
 from foretune.memory.head import HEADS, StockHead
 from foretune.memory.kernels import MAX_MICROSTEPS, NUM_UPDATES, AttentionKernels
 from foretune.memory.layout import numel
@@ -25,7 +25,7 @@ from foretune.memory.optimizers import clip_gradients, make_optimizer
 from foretune.memory.stack import StackProfile
 from foretune.memory.tape import ITEM_BYTES, Tape, Tensor, backward, drop_graph, recording
 from foretune.memory.templates import EMPTY, Recording, StandIns, find_stand_ins
-from foretune.models import LayerKind, ModelShape, ParameterSpec, Projection
+from foretune.models import BufferSpec, LayerKind, ModelShape, ParameterSpec, Projection
 
 __all__ = ["TAPE_DTYPES", "emitted_microsteps", "record_program", "record_tape"]
 
@@ -114,6 +114,9 @@ class _Run:
         stand_ins: StandIns,
     ) -> None:
         self.tape, self.config, self.shape, self.stack = tape, config, shape, stack
+        family = decoder_of(shape)
+        assert family is not None, "require_program refuses what has none"
+        self.family = family
         self.layers, self.dtype = stand_ins.recorded, TAPE_DTYPES[config.precision.dtype]
         self.index_of = {layer: index for index, layer in enumerate(self.layers)}
         self.num_standing_for = Counter(stand_ins.of)
@@ -137,17 +140,31 @@ class _Run:
         """The recorded model's parameters in module order."""
         quantizes = self.config.quantization is not None
         kind_of = {layer: kind for kind in self.shape.kinds for layer in kind.layers}
-        out = [_Named(spec.name, None, spec, False) for spec in self.shape.before]
+        out = self._in_towers(is_before=True)
+        out += [_Named(spec.name, None, spec, False) for spec in self.shape.before]
         for layer in self.layers:
             prefix = f"{self.shape.layer_prefix}{layer}."
             out += [
                 _Named(prefix + spec.name, self.index_of[layer], spec, quantizes and spec.role == "linear")
                 for spec in kind_of[layer].parameters
             ]
-        return out + [_Named(spec.name, None, spec, False) for spec in self.shape.after]
+        after = [_Named(spec.name, None, spec, False) for spec in self.shape.after]
+        inside = [named for named in after if named.spec.role != "head"]
+        return out + inside + self._in_towers(is_before=False) + after[len(inside) :]
+
+    def _in_towers(self, *, is_before: bool) -> list[_Named]:
+        """Parameters of the towers that stand before the language model, or after it; the head comes last."""
+        quantizes = self.config.quantization is not None
+        return [
+            _Named(spec.name, None, spec, quantizes and spec.role == "linear")
+            for tower in self.shape.towers
+            if tower.is_before == is_before
+            for spec in tower.parameters
+        ]
 
     def _load(self) -> None:
         tape, named, is_full = self.tape, self._named(), self.config.lora is None
+        in_towers = {spec.name for tower in self.shape.towers for spec in tower.parameters}
         self.order = named
         if self.stack.has_warmup_block and self.config.quantization is not None:
             tape.temporaries(self._packed_bytes() // 2 * 2)
@@ -158,9 +175,11 @@ class _Run:
             if is_quantized:
                 self.quantized[name] = self._quantize(spec.shape)
             else:
-                self.parameters[name] = Tensor(spec.shape, self._dtype_of(spec), needs_grad=is_full)
+                wants_grad = is_full and name not in in_towers
+                self.parameters[name] = Tensor(spec.shape, self._dtype_of(spec), needs_grad=wants_grad)
         self.buffers: dict[str, Tensor] = {}
-        family = DECODERS[self.shape.model_type]
+        self._load_tower_buffers(is_before=True)
+        family = self.family
         kind_of = {layer: kind for kind in self.shape.kinds for layer in kind.layers}
         for layer in self.layers:
             for name, size, dtype in _layer_buffers(family, self.shape, kind_of[layer], self.dtype):
@@ -169,19 +188,34 @@ class _Run:
         tape.segment("buffers")
         for name, size, dtype in family.buffers(self.shape.traits, self.dtype):
             self.buffers[name] = Tensor(size, dtype)
+        self._load_tower_buffers(is_before=False)
+
+    def _load_tower_buffers(self, *, is_before: bool) -> None:
+        self.tape.segment("tower buffers")
+        for tower in self.shape.towers:
+            if tower.is_before == is_before:
+                for buffer in tower.buffers:
+                    self.buffers[buffer.name] = Tensor(buffer.shape, self._buffer_dtype(buffer))
+
+    def _buffer_dtype(self, buffer: BufferSpec) -> str:
+        return {"fp32": "f32", "int64": "i64"}.get(buffer.dtype, self.dtype)
 
     def _dtype_of(self, spec: ParameterSpec) -> str:
-        is_kept = spec.name in DECODERS[self.shape.model_type].parameters_in_32bit
+        is_kept = spec.name in self.family.parameters_in_32bit
         return "f32" if is_kept else self.dtype
 
     def _packed_bytes(self) -> int:
         """caching_allocator_warmup (transformers/modeling_utils.py): parameters at their packed size, and buffers."""
-        family = DECODERS[self.shape.model_type]
+        family = self.family
         buffers = family.buffers(self.shape.traits, self.dtype)
         for kind in self.shape.kinds:
             buffers += _layer_buffers(family, self.shape, kind, self.dtype) * len(kind.layers)
         total = sum(numel(shape) * ITEM_BYTES[dtype] for _, shape, dtype in buffers)
-        for _, spec in self.shape.parameters():
+        specs = [spec for _, spec in self.shape.parameters()]
+        for tower in self.shape.towers:
+            specs += tower.parameters
+            total += sum(numel(b.shape) * ITEM_BYTES[self._buffer_dtype(b)] for b in tower.buffers)
+        for spec in specs:
             item = ITEM_BYTES[self._dtype_of(spec)]
             total += spec.num_elements // 2 if spec.role == "linear" else spec.num_elements * item
         return total
@@ -276,14 +310,21 @@ class _Run:
             traits=self.shape.traits,
             layers=self.layers,
             linear=self._linear,
-            weight=self.parameters.__getitem__,
-            optional=self.parameters.get,
+            weight=lambda name: self.parameters[self._actual(name)],
+            optional=lambda name: self.parameters.get(self._actual(name)),
             buffer=self.buffers.__getitem__,
             attention="eager" if self.config.attention == "eager" else "sdpa",
             kernels=kernels,
             prefix=self.shape.layer_prefix,
         )
-        return DECODERS[self.shape.model_type](modules)
+        return self.family(modules)
+
+    def _actual(self, name: str) -> str:
+        """The name of a parameter outside the layers, which families call `model.` whatever stands around it."""
+        root = self.shape.layer_prefix.removesuffix("layers.")
+        if name in self.parameters or not name.startswith("model.") or name.startswith(root):
+            return name
+        return root + name.removeprefix("model.")
 
     def _linear(self, name: str, plain: Callable[..., Module] = Linear) -> Module:
         bias = self.parameters.get(f"{name}.bias")
@@ -312,13 +353,15 @@ class _Run:
             weight = next(self.parameters[spec.name] for spec in self.shape.after if spec.role == "head")
         bias = next((self.parameters[s.name] for s in self.shape.after if s.name.endswith("lm_head.bias")), None)
         head = HEADS[self.config.loss, self.stack.loss]
-        decoder, has_softcap = self.decoder, self.shape.traits.final_softcap is not None
+        decoder = self.decoder
+        has_softcap = self.shape.traits.final_softcap is not None and decoder.caps_logits
         return head(lambda input_ids: decoder(input_ids, options), weight, bias, has_softcap=has_softcap)
 
     def _trainable(self) -> Iterable[tuple[int | None, Tensor]]:
         if self.config.lora is None:
             for name, layer, _, _ in self.order:
-                yield layer, self.parameters[name]
+                if self.parameters[name].needs_grad:
+                    yield layer, self.parameters[name]
             return
         for name, (a, b) in self.adapters.items():
             layer = int(name.removeprefix(self.shape.layer_prefix).split(".", 1)[0])

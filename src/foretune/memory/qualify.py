@@ -6,7 +6,7 @@ from foretune.contract import TrainingConfig
 from foretune.devices import DeviceSpec
 from foretune.errors import ConfigError, Problem, UnsupportedError
 from foretune.memory.blocks import ACTIVATIONS
-from foretune.memory.families import DECODERS
+from foretune.memory.families import DECODERS, decoder_of
 from foretune.memory.stack import StackProfile
 from foretune.models import ModelShape
 
@@ -91,14 +91,14 @@ def setting_problems(config: TrainingConfig, stack: StackProfile, verb: str) -> 
 
 def _shape_problems(config: TrainingConfig, shape: ModelShape) -> list[Problem]:
     family, traits = shape.model_type, shape.traits
-    if family not in DECODERS:
+    if decoder_of(shape) is None and family not in DECODERS:
         text = f"{shape.id}: the memory of {family} models is not estimated yet."
         hint = f"Families that are: {', '.join(sorted(DECODERS))}. `foretune models show` counts this one."
         if family not in _UNTRACED:
             hint = "`foretune trace` runs the real program instead (it needs: pip install 'foretune[train]')."
         return [Problem(text, hint, None, "model.id")]
     problems = []
-    if shape.tower_params:
+    if decoder_of(shape) is None:
         text = f"{shape.id} has parts beside the language model (vision or audio), which are not estimated yet."
         problems.append(Problem(text, "Use a text-only checkpoint of the family.", None, "model.id"))
     if traits.activation is not None and traits.activation not in ACTIVATIONS:

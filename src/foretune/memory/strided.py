@@ -33,6 +33,7 @@ __all__ = [
     "stack",
     "std_last",
     "subtract",
+    "where",
 ]
 
 
@@ -132,6 +133,23 @@ def clamp(t: Tensor, *, num_bounds: int = 1) -> Tensor:
     if node:
         node.save(t)
     return attach(node, like(t))
+
+
+def where(condition: Tensor, a: Tensor | None, b: Tensor) -> Tensor:
+    """where, None being a number, which is made a tensor first: n*s; saves the condition; backward makes a zero and the
+    gradient of each (n*s)."""
+
+    def formula(grads: Grads, node: Node, condition: Tensor) -> Grads:
+        return [like(_only(grads)) if edge else None for edge in node.edges]
+
+    node = node_for(formula, a, b)
+    number = Tensor((), b.dtype) if a is None else None
+    if node:
+        node.save(condition)
+    out = like_iterator(b, condition) if a is None else like_iterator(a, b)
+    del number
+    out.dtype = b.dtype
+    return attach(node, out)
 
 
 def mul_in_place(a: Tensor, b: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ says where a LoRA goes. Nothing here needs torch, Transformers or weights.
 from foretune.models.catalogue import ModelEntry, list_models
 from foretune.models.families import known_model_types, shape_from_config
 from foretune.models.resolve import resolve_config, resolve_model
-from foretune.models.shape import DecoderTraits, LayerKind, ModelShape, ParameterSpec, Projection
+from foretune.models.shape import BufferSpec, DecoderTraits, LayerKind, ModelShape, ParameterSpec, Projection, Tower
 from foretune.models.targets import (
     SCOPES,
     adapted_params,
@@ -19,12 +19,14 @@ from foretune.models.targets import (
 
 __all__ = [
     "SCOPES",
+    "BufferSpec",
     "DecoderTraits",
     "LayerKind",
     "ModelEntry",
     "ModelShape",
     "ParameterSpec",
     "Projection",
+    "Tower",
     "adapted_params",
     "known_model_types",
     "list_models",

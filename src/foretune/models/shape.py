@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from foretune.values import Value
 
-__all__ = ["DecoderTraits", "LayerKind", "ModelShape", "ParameterSpec", "Projection"]
+__all__ = ["BufferSpec", "DecoderTraits", "LayerKind", "ModelShape", "ParameterSpec", "Projection", "Tower"]
 
 Size = Annotated[int, Meta(ge=0, lt=1 << 62)]
 ParameterRole = Literal["linear", "bias", "conv1d", "embedding", "head", "norm", "experts", "other"]
@@ -107,6 +107,25 @@ class DecoderTraits(Value, frozen=True, kw_only=True):
     """Switches of one family alone that are on, by their keys in the config."""
 
 
+class BufferSpec(Value, frozen=True, kw_only=True):
+    """One tensor that a module holds beside its parameters, on the device too."""
+
+    name: str
+    shape: tuple[Size, ...]
+    dtype: Literal["model", "fp32", "int64"] = "model"
+    """`model`: the dtype that the model is loaded in."""
+
+
+class Tower(Value, frozen=True, kw_only=True):
+    """A part beside the language model, under absolute names: its weights are loaded and not trained."""
+
+    parameters: tuple[ParameterSpec, ...]
+    """In module order; a `linear` stands below a numbered layer, where 4-bit reaches it."""
+    buffers: tuple[BufferSpec, ...] = ()
+    is_before: bool = True
+    """Its modules come before the language model's."""
+
+
 class ModelShape(Value, frozen=True, kw_only=True):
     """A model's parameters and layers, from its config; weights are never read."""
 
@@ -134,6 +153,12 @@ class ModelShape(Value, frozen=True, kw_only=True):
     """Parameters held after the layers; a tied head is not listed."""
     tower_params: Size = 0
     """Parameters outside the language model (vision, audio, projector), in all."""
+    outer_type: str | None = None
+    """Transformers' `model_type` of the whole, where a language model stands inside one."""
+    loads_text_alone: bool = False
+    """Transformers' causal class of the whole is the language model's: nothing outside it is loaded."""
+    towers: tuple[Tower, ...] = ()
+    """What is loaded beside the language model, where that is known; in all `tower_params`."""
     published_only_as: str | None = None
     """The quantization in which the model is published, if there is no unquantized checkpoint of it."""
     notes: tuple[str, ...] = ()
@@ -148,6 +173,11 @@ class ModelShape(Value, frozen=True, kw_only=True):
     def total_params(self) -> int:
         """All unique parameters; buffers do not count."""
         return self.text_params + self.tower_params
+
+    @property
+    def loaded_params(self) -> int:
+        """Parameters that a fine-tune has on the device: all, or the language model's alone."""
+        return self.text_params if self.loads_text_alone else self.total_params
 
     @property
     def refuses_sdpa(self) -> bool:

@@ -22,8 +22,10 @@ from foretune.memory.families.moe import (
     Qwen3MoeDecoder,
 )
 from foretune.memory.families.moe_shared import Dots1Decoder, ExaoneMoeDecoder, Glm4MoeDecoder, SolarOpenDecoder
+from foretune.memory.families.multimodal import Gemma3Whole, Gemma4Whole, MllamaDecoder
+from foretune.models import ModelShape
 
-__all__ = ["DECODERS"]
+__all__ = ["DECODERS", "decoder_of"]
 
 DECODERS: dict[str, type[Decoder]] = {
     "dots1": Dots1Decoder,
@@ -32,8 +34,10 @@ DECODERS: dict[str, type[Decoder]] = {
     "flex_olmo": FlexOlmoDecoder,
     "gemma": GemmaDecoder,
     "gemma2": Gemma2Decoder,
+    "gemma3": Gemma3Whole,
     "gemma3_text": Gemma3Decoder,
     "gemma3n_text": Gemma3nDecoder,
+    "gemma4": Gemma4Whole,
     "gemma4_text": Gemma4Decoder,
     "glm4_moe": Glm4MoeDecoder,
     "gpt2": Gpt2Decoder,
@@ -41,6 +45,7 @@ DECODERS: dict[str, type[Decoder]] = {
     "llama": LlamaDecoder,
     "mistral": MistralDecoder,
     "minimax_m2": MiniMaxM2Decoder,
+    "mllama_text_model": MllamaDecoder,
     "mixtral": MixtralDecoder,
     "olmo2": Olmo2Decoder,
     "olmoe": OlmoeDecoder,
@@ -54,3 +59,11 @@ DECODERS: dict[str, type[Decoder]] = {
     "solar_open": SolarOpenDecoder,
 }
 """A family that is not listed has no program and is refused by name."""
+
+
+def decoder_of(shape: ModelShape) -> type[Decoder] | None:
+    """Return the class that writes a model's program: of the whole, where what is beside the language model is loaded
+    with it, else of the language model; None where there is none."""
+    if shape.outer_type is None or shape.loads_text_alone:
+        return DECODERS.get(shape.model_type)
+    return DECODERS.get(shape.outer_type)

@@ -235,7 +235,7 @@ class Gemma3nDecoder(SharingDecoder):
         layer.mask_kind = layer.table_kind = kind
         return layer
 
-    def __call__(  # type: ignore[override]
+    def __call__(
         self,
         input_ids: Tensor,
         run: RunOptions,

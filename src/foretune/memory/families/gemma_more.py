@@ -231,24 +231,29 @@ class Gemma4Decoder(SharingDecoder):
         self,
         input_ids: Tensor,
         run: RunOptions,
+        attention_mask: Any = None,
         position_ids: Any = None,
         cache: Any = None,
         inputs_embeds: Any = None,
         per_layer_inputs: Any = None,
     ) -> tuple[Tensor, Any]:
         tape = current()
-        inputs_embeds = self.embed(input_ids)
+        if inputs_embeds is None:
+            inputs_embeds = self.embed(input_ids)
         if run.embeddings_want_grad:
             inputs_embeds.needs_grad = True
         if self.has_per_layer_inputs:
-            per_layer_inputs = self.by_layer(call(self.embed_per_layer, input_ids))
+            if per_layer_inputs is None:
+                per_layer_inputs = self.get_per_layer_inputs(input_ids)
             per_layer_inputs = self.project_per_layer_inputs(inputs_embeds, per_layer_inputs)
         cache = Cache() if run.keeps_cache else None
-        position_ids = add_scalar(Tensor((run.sequence_length,), "i64"))
-        position_ids = unsqueeze(position_ids, 0)
-        masks: dict[str, Tensor | None] = {}
-        _mask_kwargs = {"inputs_embeds": inputs_embeds, "position_ids": position_ids}
-        masks = self.masks(run, inputs_embeds)
+        if position_ids is None:
+            position_ids = add_scalar(Tensor((run.sequence_length,), "i64"))
+            position_ids = unsqueeze(position_ids, 0)
+        masks = attention_mask
+        if masks is None:
+            _mask_kwargs = {"inputs_embeds": inputs_embeds, "position_ids": position_ids}
+            masks = self.masks(run, inputs_embeds)
         hidden_states = inputs_embeds
         position_embeddings = self.position_tables(hidden_states, position_ids)
         shared_kv_states = SharedStates()
@@ -286,6 +291,10 @@ class Gemma4Decoder(SharingDecoder):
         position_embeddings = {k: (_whole(cos), _whole(sin)) for k, (cos, sin) in position_embeddings.items()}
         causal_mask_mapping = {k: v if v is None else _whole(v) for k, v in causal_mask_mapping.items()}
         return hidden_states, per_layer_inputs, position_embeddings, causal_mask_mapping
+
+    def get_per_layer_inputs(self, input_ids: Tensor) -> Tensor:
+        """The rows of the second embedding."""
+        return self.by_layer(call(self.embed_per_layer, input_ids))
 
     def project_per_layer_inputs(self, inputs_embeds: Tensor, per_layer_inputs: Tensor) -> Tensor:
         """Add the projected first embedding to the second."""
