@@ -51,6 +51,8 @@ class Decoder:
     """Parameters of a layer that the class makes and keeps in fp32 (_keep_in_fp32_modules_strict)."""
     caps_logits: ClassVar[bool] = True
     """The class applies the cap on logits that its config names."""
+    upcasts_logits: ClassVar[bool] = False
+    """The class makes its logits fp32."""
     embedding_name: ClassVar[str] = "model.embed_tokens.weight"
     final_norm_name: ClassVar[str] = "model.norm"
 

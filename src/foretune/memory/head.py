@@ -19,6 +19,9 @@ class StockHead:
     The model's forward ends with the logits, so hidden states die there unless the head is trained.
     """
 
+    is_upcast = False
+    """The class itself makes its logits fp32 (Mllama)."""
+
     def __init__(self, backbone: Backbone, weight: Tensor, bias: Tensor | None, *, has_softcap: bool) -> None:
         self.backbone, self.weight, self.bias, self.has_softcap = backbone, weight, bias, has_softcap
 
@@ -35,7 +38,11 @@ class StockHead:
         outputs = self.backbone(input_ids)
         current().enter(phase)
         with current().counted_as("logits and loss"):
-            return self.logits(outputs[0])
+            return self.model_logits(outputs[0])
+
+    def model_logits(self, hidden_states: Tensor) -> Tensor:
+        """Logits as the class returns them."""
+        return to(self.logits(hidden_states), "f32") if self.is_upcast else self.logits(hidden_states)
 
     def logits(self, hidden_states: Tensor) -> Tensor:
         """[..., V], capped where the family caps them (models/gemma2/modeling_gemma2.py)."""
@@ -55,7 +62,7 @@ class TransformersHead(StockHead):
         current().enter(phase)
         with current().counted_as("logits and loss"):
             hidden_states = outputs[0]
-            logits = self.logits(hidden_states)
+            logits = self.model_logits(hidden_states)
             loss = _causal_lm_loss(logits, targets, self.weight.shape[0])
         return {"loss": loss, "logits": logits, "cache": outputs[1]}
 

@@ -355,7 +355,9 @@ class _Run:
         head = HEADS[self.config.loss, self.stack.loss]
         decoder = self.decoder
         has_softcap = self.shape.traits.final_softcap is not None and decoder.caps_logits
-        return head(lambda input_ids: decoder(input_ids, options), weight, bias, has_softcap=has_softcap)
+        made = head(lambda input_ids: decoder(input_ids, options), weight, bias, has_softcap=has_softcap)
+        made.is_upcast = decoder.upcasts_logits
+        return made
 
     def _trainable(self) -> Iterable[tuple[int | None, Tensor]]:
         if self.config.lora is None:

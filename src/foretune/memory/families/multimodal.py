@@ -11,8 +11,8 @@ from foretune.memory.blocks import call
 from foretune.memory.decoder import Layer, RunOptions
 from foretune.memory.families.gemma import Gemma3Decoder
 from foretune.memory.families.gemma_more import Gemma4Decoder
-from foretune.memory.families.llama import LlamaDecoder
-from foretune.memory.ops import add_scalar, unsqueeze
+from foretune.memory.families.llama import LlamaAttention, LlamaDecoder
+from foretune.memory.ops import add_scalar, transpose, unsqueeze, view
 from foretune.memory.strided import select, where
 from foretune.memory.tape import Tensor
 
@@ -41,6 +41,7 @@ class Gemma3Whole(Gemma3Decoder):
         inputs_embeds = self.embed(input_ids)
         if run.embeddings_want_grad:
             inputs_embeds.needs_grad = True
+        masks: dict[str, Tensor | None] = {}
         _mask_kwargs = {"inputs_embeds": inputs_embeds}
         masks = _masks(self, run, inputs_embeds, has_positions=False)
         outputs: tuple[Tensor, Any] = call(
@@ -69,10 +70,11 @@ class Gemma4Whole(Gemma4Decoder):
             inputs_embeds.needs_grad = True
         if self.has_per_layer_inputs:
             pad_embedding = select(self.embedding, 0)
-            _llm_inputs_embeds = where(unsqueeze(multimodal_mask, 2), ops.view(pad_embedding, 1, 1, -1), inputs_embeds)
+            _llm_inputs_embeds = where(unsqueeze(multimodal_mask, 2), view(pad_embedding, 1, 1, -1), inputs_embeds)
             per_layer_inputs = self.get_per_layer_inputs(llm_input_ids)
         position_ids = add_scalar(Tensor((run.sequence_length,), "i64"))
         position_ids = unsqueeze(position_ids, 0)
+        masks: dict[str, Tensor | None] = {}
         _mask_kwargs = {"inputs_embeds": inputs_embeds, "position_ids": position_ids}
         masks = _masks(self, run, inputs_embeds, has_positions=True)
         outputs: tuple[Tensor, Any] = call(
@@ -109,9 +111,24 @@ class _SkippedLayer(Layer):
         return hidden_states
 
 
+class MllamaAttention(LlamaAttention):
+    """MllamaTextSelfAttention: all three products come before the heads are split."""
+
+    def project(self, hidden_states: Tensor, hidden_shape: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
+        query_states = call(self.q_proj, hidden_states)
+        key_states = call(self.k_proj, hidden_states)
+        value_states = call(self.v_proj, hidden_states)
+        query_states = transpose(view(query_states, *hidden_shape), 1, 2)
+        key_states = transpose(view(key_states, *hidden_shape), 1, 2)
+        value_states = transpose(view(value_states, *hidden_shape), 1, 2)
+        return query_states, key_states, value_states
+
+
 class MllamaDecoder(LlamaDecoder):
     """MllamaTextModel, which is what Transformers' causal class of mllama holds."""
 
+    attention_class = MllamaAttention
+    upcasts_logits = True
     keyword_order = ("attention_mask", "position_ids", "cache", "position_embeddings")
 
     def make_layer(self, index: int) -> Layer:
