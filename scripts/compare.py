@@ -1,10 +1,11 @@
 """Hold the estimate's program against the trace's, event by event, on short models of real widths.
 
-    python scripts/compare.py [TYPE...] [--method lora] [--batch 1] [--explain]
+    python scripts/compare.py [TYPE...] [--method lora] [--batch 1] [--explain] [--set lora.use_dora=true]
 
 Without a type all families that are estimated. A type's model is that of tests/golden/fingerprints.jsonl, else of
 tests/models/variants.jsonl, else of --config FILE. Traces are kept in a folder (--cache) by what they were made from,
-so that only the estimate runs again while it is written.
+so that only the estimate runs again while it is written. A setting of lora or quantization counts for the methods that
+have them.
 """
 
 import argparse
@@ -21,15 +22,15 @@ from itertools import product, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from foretune.contract import TrainingConfig, fingerprint
+from foretune.contract import TrainingConfig, build_config, fingerprint
 from foretune.devices import DeviceSpec
 from foretune.errors import ForetuneError
 from foretune.memory import PROFILES, StackProfile, estimate_memory, tape
 from foretune.memory.families import DECODERS
-from foretune.memory.figures import kernels_of
+from foretune.memory.figures import facts_of, kernels_for
 from foretune.memory.program import record_tape
 from foretune.memory.templates import StandIns
-from foretune.models import ModelShape, resolve_targets, shape_from_config
+from foretune.models import ModelShape, shape_from_config
 
 ROOT = Path(__file__).parents[1]
 MADE_FROM = [*sorted((ROOT / "src/foretune/runtime").rglob("*.py")), ROOT / "src/foretune/memory/stack.py"]
@@ -67,21 +68,28 @@ def configs(types: list[str], files: list[str]) -> Iterator[tuple[str, dict[str,
             print(f"{name}: no model of it is known", file=sys.stderr)
 
 
-def training(method: str, batch: int, tokens: int, attention: str, *, checkpointing: bool, stack: StackProfile) -> Any:
+def training(arguments: Any, method: str, batch: int, attention: str, stack: StackProfile) -> TrainingConfig:
     """One way to train."""
-    fields: dict[str, Any] = {} if method == "full" else {"lora": {}}
-    if method == "qlora":
-        fields["quantization"] = {}
-    if stack.loss != "own":
-        fields["optimizer"] = {"max_grad_norm": None}
-    return TrainingConfig.create(
-        model={"id": "test/model"},
-        precision={"dtype": "bf16"},
-        attention=attention,
-        gradient_checkpointing=checkpointing,
-        batch={"micro_batch_size": batch, "sequence_length": tokens},
-        **fields,
-    )
+    absent = {"full": ("lora.", "quantization."), "lora": ("quantization.",)}.get(method, ())
+    overrides = [
+        f"gradient_checkpointing={str(not arguments.keeps_activations).lower()}",
+        f"attention={attention}",
+        f"batch.micro_batch_size={batch}",
+        f"batch.sequence_length={arguments.tokens}",
+        *(["optimizer.max_grad_norm=null"] if stack.loss != "own" else []),
+        *(setting for setting in arguments.set if not setting.startswith(absent or "-")),
+    ]
+    return build_config({"model.id": "test/model"}, overrides=overrides, method=method).config
+
+
+def varied(stack: StackProfile, changes: list[str]) -> StackProfile:
+    """A profile with fields changed: `autocast=bf16`, `fused=["rope"]`."""
+    fields: dict[str, Any] = {}
+    for change in changes:
+        name, _, text = change.partition("=")
+        is_json = text[:1] in '["' or text in ("true", "false") or text.isdigit()
+        fields[name] = json.loads(text) if is_json else text
+    return stack.with_(**fields)
 
 
 def estimated(config: TrainingConfig, shape: ModelShape, device: Any, stack: StackProfile, explain: bool) -> Program:
@@ -98,9 +106,9 @@ def estimated(config: TrainingConfig, shape: ModelShape, device: Any, stack: Sta
     if explain:
         tape.Storage.__init__ = named  # type: ignore[method-assign]
     try:
-        adapted = () if config.lora is None else resolve_targets(shape, config.lora.targets)
-        layers = StandIns.all_of(shape.num_layers)
-        recorded = record_tape(config, shape, stack.on(device), kernels_of(device, stack), adapted, layers)
+        adapted, layers = facts_of(config, shape).adapted, StandIns.all_of(shape.num_layers)
+        kernels = kernels_for(config, shape, device, stack)
+        recorded = record_tape(config, shape, stack.on(device), kernels, adapted, layers)
     finally:
         tape.Storage.__init__ = original  # type: ignore[method-assign]
     phases = [(segment.position, segment.phase) for segment in recorded.segments]
@@ -184,7 +192,9 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--attention", nargs="+", default=["sdpa"])
     parser.add_argument("--keeps-activations", action="store_true", help="no gradient checkpointing")
+    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="a setting; repeatable")
     parser.add_argument("--stack", default="foretune")
+    parser.add_argument("--vary", nargs="+", default=[], metavar="FIELD=VALUE", help="fields of the stack profile")
     parser.add_argument("--explain", action="store_true", help="name the tape's operations by their callers")
     parser.add_argument("--context", type=int, default=6)
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "foretune-traces")
@@ -193,20 +203,19 @@ def main() -> int:
     device = DeviceSpec(
         name="test", total_bytes=1 << 42, total_is="given", compute_capability="8.9", has_bf16=True, platform="linux"
     )
-    stack = PROFILES[arguments.stack]
+    stack = varied(PROFILES[arguments.stack], arguments.vary)
     counts = {"equal": 0, "peaks equal": 0, "compared": 0}
     for name, raw in configs(arguments.types, arguments.config):
         shape = shape_from_config(raw, id="test/model", source="file")
         for attention, method, batch in product(arguments.attention, arguments.method, arguments.batch):
-            is_checkpointed = not arguments.keeps_activations
-            config = training(method, batch, arguments.tokens, attention, checkpointing=is_checkpointed, stack=stack)
+            config = training(arguments, method, batch, attention, stack)
             label = f"{name}: {method}, B = {batch}, {attention}"
             try:
                 ours = estimated(config, shape, device, stack, arguments.explain)
             except ForetuneError as error:
                 print(f"{label}: not estimated: {str(error).splitlines()[0]}")
                 continue
-            text = json.dumps([raw, arguments.stack, made_from, fingerprint(config)], sort_keys=True)
+            text = json.dumps([raw, stack.to_dict(), made_from, fingerprint(config)], sort_keys=True)
             key = hashlib.sha256(text.encode()).hexdigest()[:24]
             theirs = kept(arguments.cache, key, partial(traced, config, shape, raw, device, stack))
             if theirs.refusal:

@@ -3,13 +3,17 @@
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from statistics import mean
 from typing import Any, NamedTuple
 
 from docs_accuracy_words import (
     AGAINST,
     FOREIGN,
+    INTERVALS,
     INTRODUCTION,
     KNOWN,
+    OOM,
+    OOM_REASONS,
     OWN_STEP,
     PEERS_NOTE,
     PUBLISHED,
@@ -18,9 +22,12 @@ from docs_accuracy_words import (
     VERDICT,
 )
 from docs_table import markdown_table, paragraph
+from intervals import residuals
 
 from foretune.evidence import METRICS, Observation, Spread, read_observations, spread_of
+from foretune.evidence.intervals import interval_score, left_out_ranges
 from foretune.memory import PROFILES
+from foretune.memory.interval import ErrorRange, error_classes
 from foretune.units import MIB
 
 __all__ = ["accuracy_page"]
@@ -71,7 +78,8 @@ def accuracy_page() -> str:
         refused(stores.heads),
         peers(stores.rows),
         far_off(stores.rows),
-        verdict(stores.rows),
+        intervals(),
+        verdicts(stores.rows),
         AGAINST,
         untouched(stores.rows),
     )
@@ -340,19 +348,57 @@ def reason_of(row: Row) -> str:
     return next((text for mark, text in REASONS.items() if mark in marks), "not known")
 
 
-def verdict(rows: list[Row]) -> str:
-    """Say what the errors mean for a verdict: of the estimate, on the plain loops' rows."""
-    loops = [row for row in rows if is_plain_loop(row.observed)]
-    off = [
-        (row, abs(error)) for row in loops if (error := row.error("estimated", "reserved", foreign=False)) is not None
+def intervals() -> str:
+    """How well intervals cover the rows of groups that were left out when they were learnt, by source."""
+    drawn = []
+    for name, by_metric in residuals().items():
+        for metric, found in by_metric.items():
+            entry: ErrorRange = getattr(error_classes()[name], metric)
+            shown: dict[str, list[tuple[bool, float, float]]] = {}
+            for rows, low, high in left_out_ranges(found, (entry.scale_below, entry.scale_above)):
+                for each in rows:
+                    fixed = interval_score(-5.0, 5.0, each.error_percent)
+                    told = (each.is_within(low, high), each.score(low, high), fixed)
+                    shown.setdefault(each.source, []).append(told)
+            for source, told in sorted(shown.items()):
+                inside, ours, fixed = zip(*told, strict=True)
+                share = f"{100 * mean(inside):.0f} %"
+                span = f"{entry.low_percent:+.2f} to {entry.high_percent:+.2f}"
+                drawn.append(
+                    [name, metric, span, source, str(len(told)), share, f"{mean(ours):.2f}", f"{mean(fixed):.2f}"]
+                )
+    headings = ("class", "measure", "range, %", "source", "rows", "covered, left out", "score", "score of ±5 %")
+    return f"## Intervals\n\n{paragraph(INTERVALS)}\n\n{markdown_table(headings, drawn)}"
+
+
+def verdicts(rows: list[Row]) -> str:
+    """What was said of runs that succeeded and of runs that ran out of memory, each `fits` of the latter by name."""
+    told = [(row, row.predicted["estimated"]) for row in rows if "estimated" in row.predicted]
+    counts: dict[tuple[str, str], dict[str, int]] = {}
+    for _, line in told:
+        if line["verdict"] is not None:
+            of = counts.setdefault((line["outcome"], "foreign" if line["foreign"] else "known"), {})
+            of[line["verdict"]] = of.get(line["verdict"], 0) + 1
+    names = ("fits", "tight", "does not fit", "unknown")
+    words = {"ok": "succeeded", "oom": "ran out of memory"}
+    drawn = [
+        [words[outcome], stack, *(str(of.get(name, 0)) for name in names)]
+        for (outcome, stack), of in sorted(counts.items())
     ]
-    nf4 = [row for row, _ in off if is_quantized(row.observed)]
-    beyond = [row for row, error in off if error > (10 if is_quantized(row.observed) else 1)]
-    stacks = {row.predicted["estimated"]["stack"] for row in beyond}
-    assert all(is_quantized(row.observed) for row in beyond), "the margin covers what is not quantized"
-    assert stacks <= {"manual-loop-5.0"}, "whose loader quantizes on four threads"
     title, _, text = VERDICT.partition("\n\n")
-    return f"{title}\n\n{paragraph(text.format(beyond=len(beyond), nf4=len(nf4)))}\n"
+    table = markdown_table(("runs that", "stack", *names), drawn)
+    wrong = [
+        [
+            f"`{row.observed.id}`",
+            row.observed.model.id,
+            row.observed.training.method,
+            OOM_REASONS.get(row.observed.id, "not known"),
+        ]
+        for row, line in told
+        if (line["outcome"], line["verdict"]) == ("oom", "fits")
+    ]
+    examined = markdown_table(("row", "model", "method", "why"), wrong) if wrong else "None.\n"
+    return f"{title}\n\n{paragraph(text)}\n\n{table}\n{paragraph(OOM)}\n\n{examined}"
 
 
 def untouched(rows: list[Row]) -> str:

@@ -3,8 +3,11 @@
 __all__ = [
     "AGAINST",
     "FOREIGN",
+    "INTERVALS",
     "INTRODUCTION",
     "KNOWN",
+    "OOM",
+    "OOM_REASONS",
     "OWN_STEP",
     "PEERS_NOTE",
     "PUBLISHED",
@@ -63,12 +66,22 @@ today's, where the contract has words for the configuration. Outside the allocat
 FOREIGN = """No profile describes these rows: their loop, a version, a kernel or a setting is another, and the nearest
 is predicted. `foretune score --rows` says of each what differs."""
 
-VERDICT = """## What that means for a verdict
+INTERVALS = """Each answer has intervals in which the truth lies with 90 % ([memory](memory.md), *Intervals and
+verdicts*). *Range*: of the class, learnt on all its rows. *Covered, left out*: share of a source's rows that lie in
+what was learnt without any row of the same source and model. *Score*: Gneiting and Raftery's interval score on these
+rows, in percent of the prediction; it adds up the width and twenty times each miss, and less is better; beside it that
+of a fixed interval of 5 % to both sides."""
 
-*Fits* leaves room for 1 % of reserved and 64 MiB with 16-bit weights, more than any of the plain loops' rows above
-missed by; under nf4 for 10 %, which {beyond} of {nf4} exceed, all of the four-threaded loader; foretune's own quantizes
-in module order. *Tight* is everything between "may run" and "surely runs", and says which of its reasons it is.
+VERDICT = """## Verdicts
+
+What the estimate says of runs whose card is known: *fits* where the upper end of the process' interval is within it,
+*does not fit* where the lower end is not, *tight* between.
 """
+
+OOM = """Runs that ran out of memory although the estimate says *fits*, each with what is known of it."""
+
+OOM_REASONS: dict[str, str] = {}
+"""By row, after it was examined."""
 
 AGAINST = """## Against the program
 

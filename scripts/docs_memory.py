@@ -9,7 +9,8 @@ import foretune
 from foretune.memory import PROFILES, allocator, ops
 from foretune.memory.components import FORMULAS
 from foretune.memory.families import DECODERS
-from foretune.memory.overhead import context_bytes, host_need, safety_margin
+from foretune.memory.interval import error_classes, intervals_around
+from foretune.memory.overhead import context_bytes, host_need
 from foretune.memory.qualify import REFUSED_SETTINGS
 
 __all__ = ["memory_page"]
@@ -47,6 +48,17 @@ PROFILE_TEXT = """## Stack profiles
 
 A profile says what one set of versions, a platform and a training loop do. It is keyed by these, never by a source of
 measurements or by a row. `foretune trace --stack NAME` runs one, `--stack installed` takes this machine's versions.
+"""
+INTERVALS = """Around allocated, reserved and process stands where the truth lies with 90 %: as far as published rows
+of the same class were off. A class is the stack (described, or only the nearest) and how weights are loaded. Its range
+is learnt by `scripts/intervals.py`: quantiles in which every group (source and model) weighs the same, each side scaled
+so that groups that are left out are covered; up to one segment of the allocator is added on both sides. Beyond the
+tokens and parameters that were seen, and on a path that no measurement has touched, it is twice as wide. What it rests
+on stands in each answer; `docs/accuracy.md` has how well it covers.
+
+*Fits*: the upper end of the process' interval is within what is free now (or the card's memory, where that is not
+known). *Does not fit*: its lower end is not. *Tight*: between, or where the allocator gets by only when it empties its
+cache. *Unknown*: no budget can be told. On Windows and WSL only the card's own memory counts.
 """
 ADDING = """### Adding a version of a library
 
@@ -105,10 +117,23 @@ def _components() -> str:
 
 def _need() -> str:
     lines = ["## Beside the allocator\n"]
-    titles = ("CUDA context", "Safety margin", "Host and disk")
-    for title, function in zip(titles, (context_bytes, safety_margin, host_need), strict=True):
+    for title, function in (("CUDA context", context_bytes), ("Host and disk", host_need)):
         lines.append(f"### {title}\n\n{_text(function)}\n")
-    return "\n".join(lines)
+    return "\n".join([*lines, _intervals()])
+
+
+def _intervals() -> str:
+    """The classes of errors, and how far each has been off."""
+    rows = []
+    for entry in error_classes().values():
+        for metric in ("allocated", "reserved"):
+            found = getattr(entry, metric)
+            span = f"{found.low_percent:+.2f} to {found.high_percent:+.2f}"
+            seen = f"{found.most_tokens:,} tokens, {found.most_params / 1e9:.1f}e9 parameters"
+            rows.append(f"| {entry.name} | {metric} | {span} | {found.num_rows} | {found.num_groups} | {seen} |")
+    head = f"## Intervals and verdicts\n\n{INTERVALS}\n{_text(intervals_around)}\n"
+    columns = "| class | measure | percent of the prediction | rows | models and sources | seen up to |"
+    return "\n".join([head, columns, f"|{' --- |' * 6}", *rows, ""])
 
 
 def _allocator() -> str:

@@ -20,7 +20,7 @@ from foretune.evidence import EngineName, Prediction, ScoreReport
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "predictions"
 ENGINES: tuple[EngineName, ...] = ("estimated", "traced")
 LIBRARIES = {"estimated": (), "traced": ("torch", "transformers", "peft", "bitsandbytes")}
-STORED = ("id", "allocated_bytes", "reserved_bytes", "process_bytes", "stack", "foreign")
+STORED = ("id", "allocated_bytes", "reserved_bytes", "process_bytes", "stack", "foreign", "verdict", "outcome")
 
 
 def stored(prediction: Prediction) -> dict[str, Any]:

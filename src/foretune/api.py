@@ -4,7 +4,7 @@ The command line prints what these return. What only reads a catalogue or a file
 named here so that there is one place to import from.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from foretune.contract import (
@@ -26,6 +26,7 @@ from foretune.memory import (
     StackProfile,
     Verdict,
     assess_fit,
+    emit_program,
     estimate_memory,
     published_quantized_because,
 )
@@ -48,16 +49,25 @@ if TYPE_CHECKING:
     import os
 
     from foretune.contract import dump_config, json_schema
+    from foretune.data import Lengths, read_lengths
     from foretune.devices import Detection, detect_devices
     from foretune.evidence import EngineName, Prediction, Refusal, Request, ScoreReport, report_of
+    from foretune.needs import LengthNeed, LengthsAnswer
+    from foretune.planner import Boundary, Carriers, Frontier, Objective, Plan, Recommendation
     from foretune.runtime.trace import Trace
 
 __all__ = [
     "AliveTensors",
+    "Boundary",
+    "Carriers",
     "Detection",
     "DeviceSpec",
     "EstimateAnswer",
     "Fit",
+    "Frontier",
+    "LengthNeed",
+    "Lengths",
+    "LengthsAnswer",
     "Library",
     "LoadedConfig",
     "MemoryEstimate",
@@ -65,7 +75,9 @@ __all__ = [
     "ModelShape",
     "ModelSummary",
     "Origin",
+    "Plan",
     "Prediction",
+    "Recommendation",
     "Refusal",
     "ScoreReport",
     "StackProfile",
@@ -73,25 +85,34 @@ __all__ = [
     "TraceAnswer",
     "Traced",
     "TrainingConfig",
+    "VerifiedPlan",
+    "boundary",
     "build_config",
+    "carriers",
     "describe_model",
     "detect_devices",
     "device_from_memory",
     "dump_config",
     "estimate",
+    "estimate_lengths",
+    "estimate_timeline",
     "find_device",
     "find_stack",
     "fingerprint",
+    "frontier",
     "json_schema",
     "list_devices",
     "list_models",
     "load_config",
     "parse_config",
+    "read_lengths",
+    "recommend",
     "report_of",
     "resolve_config",
     "resolve_model",
     "score",
     "trace",
+    "verify",
 ]
 
 INSTALLED = "installed"
@@ -233,6 +254,56 @@ def estimate(
     )
 
 
+def estimate_lengths(
+    config: TrainingConfig,
+    lengths: "Lengths",
+    *,
+    device: DeviceSpec | None = None,
+    offline: bool = False,
+    stack: StackProfile = FORETUNE,
+    shape: ModelShape | None = None,
+) -> "LengthsAnswer":
+    """Estimate what a fine-tune needs on rows of given lengths, padded into micro batches and packed into full rows.
+
+    The other arguments are those of `estimate`. Raises what it raises, and UnsupportedError where it knows no figures.
+
+        answer = estimate_lengths(config, read_lengths("lengths.jsonl"), device=find_device("rtx 3090"))
+        {need.rows: (need.tokens, need.verdict) for need in answer.needs}
+    """
+    from foretune.needs import answer_lengths
+
+    if shape is None:
+        shape = resolve_model(config.model.id, revision=config.model.revision, offline=offline)
+
+    def at_length(tokens: int) -> tuple[MemoryEstimate, Verdict | None]:
+        changed = config.with_(batch=config.batch.with_(sequence_length=tokens))
+        return _with_figures(estimate(changed, device=device, stack=stack, shape=shape, with_changes=False))
+
+    return answer_lengths(config, lengths, at_length)
+
+
+def estimate_timeline(
+    config: TrainingConfig,
+    *,
+    device: DeviceSpec | None = None,
+    offline: bool = False,
+    stack: StackProfile = FORETUNE,
+    shape: ModelShape | None = None,
+    num_points: int = 400,
+) -> Timeline:
+    """Follow the components over the program that an estimate rests on, at about `num_points` of its events.
+
+    The arguments are those of `estimate`. Raises what it raises, and UnsupportedError where there is no program, or
+    one of more than a million events.
+
+        timeline = estimate_timeline(config)
+        max(zip(timeline.positions, map(sum, timeline.columns)), key=lambda moment: moment[1])
+    """
+    if shape is None:
+        shape = resolve_model(config.model.id, revision=config.model.revision, offline=offline)
+    return timeline_of(emit_program(config, shape, device, stack=stack), num_points)
+
+
 def trace(
     config: TrainingConfig,
     *,
@@ -290,6 +361,121 @@ def trace(
     return Traced(answer, traced)
 
 
+class VerifiedPlan(Value, frozen=True, kw_only=True):
+    """A plan's estimate beside its trace."""
+
+    rank: int
+    allocated_bytes: int
+    """Traced; so are the others."""
+    reserved_bytes: int
+    need_bytes: int
+    verdict: Verdict | None
+    is_equal: bool
+    """Whether both peaks are the estimate's to the byte."""
+
+
+def recommend(
+    config: TrainingConfig,
+    *,
+    device: DeviceSpec | None,
+    objective: "Objective" = "longest-sequence",
+    fixed: Collection[str] = (),
+    offline: bool = False,
+    stack: StackProfile = FORETUNE,
+    shape: ModelShape | None = None,
+) -> "Recommendation":
+    """Search for what to run: the plans that serve an objective best on a device, each with its reason.
+
+    `fixed` holds the dotted paths of the settings that stay as they are in `config` (`lora.rank`, and `method`);
+    without any, methods, checkpointing, loss and optimizer are open, and what the objective raises. Raises
+    ConfigError, UnsupportedError and ModelAccessError.
+
+        config = build_config({"model.id": "Qwen/Qwen2.5-7B", "lora.rank": 16}).config
+        recommend(config, device=find_device("rtx 3090")).plans[0].why
+    """
+    from foretune.planner import recommend_plans
+
+    shape = shape or resolve_model(config.model.id, revision=config.model.revision, offline=offline)
+    return recommend_plans(config, shape, device, objective, fixed=fixed, stack=stack)
+
+
+def verify(
+    recommendation: "Recommendation",
+    number: int,
+    *,
+    device: DeviceSpec | None,
+    offline: bool = False,
+    stack: StackProfile = FORETUNE,
+) -> "tuple[VerifiedPlan, ...]":
+    """Trace the best plans: the real program beside each estimate. Nothing is run on a device. Raises as `trace`."""
+    found = []
+    for plan in recommendation.plans[:number]:
+        answer = trace(plan.config, device=device, offline=offline, stack=stack, with_changes=False).answer
+        traced, planned = answer.estimate, plan.estimate
+        peaks = (traced.allocated_bytes, traced.reserved_bytes)
+        found.append(
+            VerifiedPlan(
+                rank=plan.rank,
+                allocated_bytes=traced.allocated_bytes,
+                reserved_bytes=traced.reserved_bytes,
+                need_bytes=traced.need_bytes,
+                verdict=answer.verdict,
+                is_equal=peaks == (planned.allocated_bytes, planned.reserved_bytes),
+            )
+        )
+    return tuple(found)
+
+
+def boundary(
+    config: TrainingConfig,
+    setting: str,
+    *,
+    device: DeviceSpec,
+    offline: bool = False,
+    stack: StackProfile = FORETUNE,
+    shape: ModelShape | None = None,
+) -> "Boundary":
+    """Find the largest `seq-len`, `batch` or `rank` that still fits, everything else as it is in `config`.
+
+    Raises ConfigError, UnsupportedError and ModelAccessError.
+    """
+    from foretune.planner import BOUNDARIES, find_boundary
+
+    shape = shape or resolve_model(config.model.id, revision=config.model.revision, offline=offline)
+    return find_boundary(config, shape, device, BOUNDARIES[setting], stack=stack)
+
+
+def frontier(
+    config: TrainingConfig,
+    *,
+    device: DeviceSpec,
+    fixed: Collection[str] = (),
+    offline: bool = False,
+    stack: StackProfile = FORETUNE,
+    shape: ModelShape | None = None,
+) -> "Frontier":
+    """Find for each length and method the largest micro batch that fits. Raises as `recommend`."""
+    from foretune.planner import find_frontier
+
+    shape = shape or resolve_model(config.model.id, revision=config.model.revision, offline=offline)
+    return find_frontier(config, shape, device, fixed=fixed, stack=stack)
+
+
+def carriers(
+    config: TrainingConfig,
+    *,
+    fixed: Collection[str] = (),
+    offline: bool = False,
+    stack: StackProfile = FORETUNE,
+    shape: ModelShape | None = None,
+) -> "Carriers":
+    """List the cards of the catalogue that carry a fine-tune, smallest first. Raises as `recommend`."""
+    from foretune.planner import find_carriers
+
+    shape = shape or resolve_model(config.model.id, revision=config.model.revision, offline=offline)
+    return find_carriers(config, shape, list_devices(), fixed=fixed, stack=stack)
+
+
 def score(
     file: "str | os.PathLike[str] | None" = None, *, engine: "EngineName" = "estimated", workers: int = 1
 ) -> "Iterator[Prediction | Refusal]":
@@ -311,9 +497,13 @@ def score(
 
 
 def _estimated(request: "Request") -> tuple[MemoryEstimate, Verdict | None]:
-    answer = estimate(
-        request.config, device=request.device, stack=request.stack, shape=request.shape, with_changes=False
+    return _with_figures(
+        estimate(request.config, device=request.device, stack=request.stack, shape=request.shape, with_changes=False)
     )
+
+
+def _with_figures(answer: EstimateAnswer) -> tuple[MemoryEstimate, Verdict | None]:
+    """Return the figures of an answer; raise UnsupportedError where there are none."""
     if answer.estimate is None:
         raise UnsupportedError(answer.unknown_because or "")
     return answer.estimate, answer.verdict
@@ -387,10 +577,22 @@ def __getattr__(name: str) -> Any:
 
     if name in ("dump_config", "json_schema"):
         return getattr(contract, name)
+    if name in ("Lengths", "read_lengths"):
+        from foretune import data
+
+        return getattr(data, name)
+    if name in ("LengthNeed", "LengthsAnswer"):
+        from foretune import needs
+
+        return getattr(needs, name)
     if name in ("Prediction", "Refusal", "ScoreReport", "report_of"):
         from foretune import evidence
 
         return getattr(evidence, name)
+    if name in ("Boundary", "Carriers", "Frontier", "Plan", "Recommendation"):
+        from foretune import planner
+
+        return getattr(planner, name)
     if name in ("Detection", "detect_devices"):
         return getattr(devices, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,6 +4,7 @@
     +-- ConfigError(ValueError)                2   unknown field, bad value, contradiction
     |     +-- UnsupportedError                 2   valid, but not qualified (says what is)
     +-- ModelAccessError                       4   missing token, not granted, not found, offline
+    +-- DataError(ValueError)                5   file and line of the row
     +-- MissingDependencyError(ImportError)    7   names the extra to install
     +-- EvidenceError(ValueError)              9   unreadable observations; file, line and cause
 
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 
 __all__ = [
     "ConfigError",
+    "DataError",
     "EvidenceError",
     "ForetuneError",
     "MissingDependencyError",
@@ -95,6 +97,13 @@ class ModelAccessError(ForetuneError):
 
     code = "model-access"
     exit_code = 4
+
+
+class DataError(ForetuneError, ValueError):
+    """The data cannot be read: no such file, nothing in it, or a line that is wrong."""
+
+    code = "data"
+    exit_code = 5
 
 
 class MissingDependencyError(ForetuneError, ImportError):

@@ -1,4 +1,4 @@
-"""What a traced program shows: what is alive at its peak, its events one by one, its memory over the step."""
+"""What a program shows, traced or estimated: who is alive at its peak, its events, its memory over the step."""
 
 import re
 from collections.abc import Iterator, Sequence

@@ -1,6 +1,10 @@
 """`foretune estimate`: what its flags mean, what its answer holds, what it exits with."""
 
 import json
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
@@ -261,3 +265,258 @@ def test_a_proposed_change_beats_what_the_file_says(call, file: str) -> None:
     for change in answer["fit"]["changes"]:
         flags = " ".join(flags_of(Change.create(**change), "full", has_file=True)).split()
         assert json.loads(call(*command, *flags, "--json").out)["need_bytes"] == change["need_bytes"]
+
+
+# -- the plot
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("device", [(), ("--vram", "2"), ("--vram", "80"), ("--vram", "8", "--free", "2")])
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_plot_is_an_svg_that_says_estimated(call, here: Path, method: str, device: tuple[str, ...]) -> None:
+    called = call(*SMALL, "--method", method, "--plot", "step.svg", *device)
+    assert (called.code, called.err) == (0, "Written: step.svg\n")
+    text = Path("step.svg").read_text()
+    elements = ["".join(element.itertext()) for element in ET.fromstring(text)]
+    assert "(estimated)" in elements[0]
+    assert "Memory over one fine-tune from loading to the second update, estimated." in elements[1]
+    assert "at the peak (estimated)" in elements
+    assert "traced" not in text
+    assert not re.search(r"NaN|inf\b", text)
+    assert ('class="card"' in text or "above: " in text) == bool(device)
+
+
+def test_plot_marks_the_peak_of_the_answer(call, here: Path) -> None:
+    document = call(*SMALL, "--plot", "step.svg", "--json").document
+    assert document["plot_file"] == "step.svg"
+    assert (call(*SMALL, "--json").document["plot_file"]) is None
+    text = Path("step.svg").read_text()
+    assert text.count("<circle") == 1
+    assert f"peak {document['allocated_bytes'] / (1 << 20):.1f} MiB" in text
+
+
+def test_timeline_is_of_the_program_that_the_estimate_rests_on() -> None:
+    config = build_config({"model.id": "gpt2", "lora.rank": 16}).config
+    needed, timeline = estimate(config, offline=True).estimate, api.estimate_timeline(config, offline=True)
+    assert needed is not None
+    sums = {part.name: part.num_bytes for part in needed.components}
+    highest = max(timeline.columns, key=sum)
+    assert dict(zip(timeline.components, highest, strict=True)) == {name: sums[name] for name in timeline.components}
+    assert timeline.peak[1] == needed.allocated_bytes - sums["allocator slack"]
+    assert {band.phase for band in timeline.bands} <= {phase.phase for phase in needed.phases}
+
+
+def test_program_that_is_replayed_with_fewer_layers_is_drawn_whole(
+    call, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = (*SMALL[:1], "--model", "qwen2.5-0.5b", "--offline")
+    assert call(*words, "--plot", "whole.svg").code == 0
+    monkeypatch.setattr("foretune.memory.estimate.MAX_EVENTS", 20_000)
+    called = call(*words, "--plot", "step.svg")
+    assert "So long a program is replayed with fewer layers" in " ".join(called.out.split())
+    counts = [re.findall(r"([\d,]+) allocations and frees", Path(f).read_text()) for f in ("whole.svg", "step.svg")]
+    assert counts[0] == counts[1]
+
+
+def test_program_that_is_too_long_to_be_drawn_is_refused(call, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foretune.memory.estimate.MAX_EMITTED", 5000)
+    called = call(*SMALL, "--plot", "step.svg")
+    assert called.code == 2
+    assert "too many to be drawn: at most 5,000 are." in called.err
+    assert not Path("step.svg").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--plot", "there.svg"), "there.svg: The file exists."),
+        (("--plot", "step.png"), "--plot step.png: The plot is an SVG."),
+        (("--plot", "nowhere/step.svg"), "There is no such folder."),
+        (("--plot", "a.svg", "--config", "a.yaml", "--config", "b.yaml"), "--plot: one file, but several"),
+    ],
+)
+def test_plot_that_cannot_be_written_is_refused_before_anything_is_estimated(
+    call, here: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], why: str
+) -> None:
+    Path("there.svg").write_text("mine")
+    monkeypatch.setattr("foretune.api.estimate", lambda *_, **__: pytest.fail("estimated"))
+    called = call(*SMALL, *words)
+    assert called.code == 2
+    assert why in called.err
+    assert Path("there.svg").read_text() == "mine"
+
+
+def test_what_is_refused_has_no_plot(call, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert call(*SMALL, "--loss", "liger", "--plot", "step.svg").code == 2
+    shape = api.resolve_model("gpt2").with_(published_only_as="mxfp4", model_type="no-such")
+    monkeypatch.setattr(api, "resolve_model", lambda *_, **__: shape)
+    assert call(*SMALL).out.startswith("Unknown: ")
+    called = call(*SMALL, "--plot", "step.svg")
+    assert called.code == 2
+    assert "not estimated yet" in called.err
+    assert not Path("step.svg").exists()
+
+
+def test_plot_needs_no_torch(here: Path) -> None:
+    program = "import sys; from foretune.cli.app import run; run(sys.argv[1:]); print('torch' in sys.modules)"
+    words = [*SMALL, "--plot", "step.svg"]
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+# -- plans from data
+
+ROWS = [64, 64, 100, 100, 100, 300, 300, 500, 900, 2000]
+
+
+@pytest.fixture
+def lengths(here: Path) -> str:
+    Path("rows.jsonl").write_text("".join(f"{row}\n" for row in ROWS))
+    return "rows.jsonl"
+
+
+def test_each_need_is_that_of_rows_of_its_length(call, lengths: str) -> None:
+    words = ("estimate", "--model", "qwen2.5-0.5b", "--offline", "--micro-batch", "2", "--vram", "5", "--json")
+    document = call(*words, "--lengths", lengths).document
+    by_length = document["lengths"]
+    needs = {need["rows"]: need for need in by_length["needs"]}
+    assert {rows: need["tokens"] for rows, need in needs.items()} == {
+        "p50": 100,
+        "p95": 2000,
+        "longest": 2000,
+        "worst micro batch": 1024,
+        "packed": 1024,
+    }
+    assert [need["is_beyond"] for need in by_length["needs"]] == [False, True, True, False, False]
+    for tokens, rows in ((100, "p50"), (2000, "longest"), (1024, "packed")):
+        alone = call(*words, "--seq-len", str(tokens)).document
+        figures = ("need_bytes", "allocated_bytes", "reserved_bytes", "verdict")
+        assert {name: needs[rows][name] for name in figures} == {name: alone[name] for name in figures}
+    assert (needs["p50"]["verdict"], needs["longest"]["verdict"]) == ("fits", "does not fit")
+    assert needs["packed"]["need_bytes"] == needs["worst micro batch"]["need_bytes"] == document["need_bytes"]
+
+
+def test_lengths_count_rows_tokens_and_what_is_cut(call, lengths: str) -> None:
+    """Of the rows all but one stay whole; it loses 2,000 - 1,024 tokens. In rising order a pair is padded to its
+    second row."""
+    words = (*SMALL, "--micro-batch", "2", "--lengths", lengths, "--json")
+    found = call(*words).document["lengths"]
+    assert (found["file"], found["kind"]) == (lengths, "estimated")
+    data, real = found["data"], sum(ROWS) - 976
+    assert (data["num_rows"], data["num_tokens"], data["mean_tokens"]) == (10, sum(ROWS), sum(ROWS) / 10)
+    assert (data["shortest"], data["p50"], data["p95"], data["longest"]) == (64, 100, 2000, 2000)
+    assert found["long_rows"] == {"num_rows": 1, "share": 0.1, "tokens_beyond": 976}
+    assert found["padding"]["order"] == "random"
+    assert found["packing"] == {"row_tokens": 1024, "num_rows": 4, "real_share": real / 4096}
+    ordered = call(*words, "--set", "batch.sort_by_length=true").document["lengths"]["padding"]
+    padded = 2 * (64 + 100 + 300 + 500 + 1024)
+    assert (ordered["order"], ordered["mean_tokens"]) == ("sorted by length", padded / 10)
+    assert ordered["real_share"] == pytest.approx(real / padded)
+    assert ordered["worst_tokens"] == 1024
+
+
+def test_lengths_are_what_the_python_api_returns(call, lengths: str) -> None:
+    config = build_config({"model.id": "gpt2", "lora.rank": 16}).config
+    answer = api.estimate_lengths(config, api.read_lengths(lengths), device=api.find_device("3090"), offline=True)
+    document = call(*SMALL, "--gpu", "3090", "--lengths", lengths, "--json").document
+    assert document["lengths"] == {"file": lengths, **json.loads(encode_json(answer))}
+    assert api.LengthsAnswer.create(**answer.to_dict()) == answer
+    assert call(*SMALL, "--json").document["lengths"] is None
+
+
+def test_lengths_are_shown_below_the_estimate(call, lengths: str) -> None:
+    words = (*SMALL, "--micro-batch", "2", "--vram", "8")
+    plain, called = call(*words).out, call(*words, "--lengths", lengths).out
+    assert called.startswith(plain)
+    extra = called[len(plain) :]
+    assert "\nBy the lengths in rows.jsonl (estimated)\n" in extra
+    text = " ".join(extra.split())
+    assert "10 rows, 4,428 tokens: 64 to 2,000 a row, 442.8 in the mean." in text
+    assert "1 row (10.0 %) is longer than batch.sequence_length, 1,024; 976 tokens lie beyond it." in text
+    assert "Packed to 1,024 tokens: 4 rows; 84.3 % of the tokens real." in text
+    assert "drawn at random without replacement" in text
+    assert "data.truncation is error: a run refuses rows of more than 1,024 tokens." in text
+    assert re.search(r"\n  p50 +100 +[\d.,]+ [MG]iB  fits\n", extra)
+    assert max(map(len, called.splitlines())) <= 80
+
+
+def test_rows_that_cannot_be_run_whole_are_part_of_the_answer(call, lengths: str) -> None:
+    """GPT-2 has 1,024 learned positions."""
+    called = call(*SMALL, "--lengths", lengths, "--set", "data.truncation=right")
+    assert called.code == 0
+    assert re.search(r"\n  longest +2,000 +refused, too long\n", called.out)
+    text = " ".join(called.out.split())
+    assert "longest, 2,000 tokens: batch.sequence_length is 2000, but openai-community/gpt2 has 1024" in text
+    assert "data.truncation is right: a run cuts rows of more than 1,024 tokens." in text
+
+
+@pytest.mark.parametrize("form", ['{"%d": 1}', '{"tokens": %d}', '{"length": %d, "count": 3}'])
+def test_one_length_is_all_of_them(call, here: Path, form: str) -> None:
+    Path("rows.jsonl").write_text(form % 77)
+    found = call(*SMALL, "--micro-batch", "4", "--lengths", "rows.jsonl", "--json").document["lengths"]
+    assert [need["tokens"] for need in found["needs"]] == [77, 77, 77, 77, 1024]
+    assert found["padding"]["real_share"] == 1
+    assert any("fewer rows than a micro batch takes" in text for text in found["assumptions"])
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "why"),
+    [
+        (None, "rows.jsonl", "No such file or directory"),
+        ("", "rows.jsonl", "There is no length in it."),
+        ("64\n-1\n", "rows.jsonl:2", "The line is -1,"),
+        ('64\n\n{"token": 5}\n', "rows.jsonl:3", "The key 'token' is not known."),
+        ('{\n"64": 0}', "rows.jsonl:2", "The count of 64 is 0,"),
+        ("\x1b[2J", "rows.jsonl:1", "It is not JSON"),
+    ],
+)
+def test_lengths_that_cannot_be_read_exit_5(call, here: Path, text: str | None, place: str, why: str) -> None:
+    if text is not None:
+        Path("rows.jsonl").write_text(text)
+    called = call(*SMALL, "--lengths", "rows.jsonl", "--plot", "step.svg")
+    assert (called.code, called.out) == (5, "")
+    assert f"{place}: " in called.err
+    assert why in called.err
+    document = call(*SMALL, "--lengths", "rows.jsonl", "--json").document
+    assert (document["error"]["code"], document["error"]["exit_code"]) == ("data", 5)
+    assert document["error"]["problems"][0]["place"] == place
+    assert not Path("step.svg").exists()
+
+
+def test_what_is_refused_has_no_needs(call, lengths: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert call(*SMALL, "--loss", "liger", "--lengths", lengths).code == 2
+    assert call(*SMALL, "--set", "batch.packing=true", "--lengths", lengths).code == 2
+    shape = api.resolve_model("gpt2").with_(published_only_as="mxfp4")
+    monkeypatch.setattr(api, "resolve_model", lambda *_, **__: shape)
+    found = call(*SMALL, "--lengths", lengths, "--json").document["lengths"]
+    assert {need["verdict"] for need in found["needs"] if need["need_bytes"]} == {"unknown"}
+    shape = shape.with_(model_type="no-such")
+    called = call(*SMALL, "--lengths", lengths)
+    assert called.code == 2
+    assert "published only as mxfp4" in called.err
+
+
+def test_lengths_are_read_once_for_several_files(call, lengths: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("a.yaml").write_text(FILE)
+    read, calls = api.read_lengths, []
+    monkeypatch.setattr(api, "read_lengths", lambda file: (calls.append(file), read(file))[1], raising=False)
+    called = call("estimate", "--config", "a.yaml", "--config", "a.yaml", "--offline", "--lengths", lengths, "--json")
+    answers = [json.loads(line) for line in called.out.splitlines()]
+    assert [answer["lengths"]["data"]["num_rows"] for answer in answers] == [10, 10]
+    assert calls == [lengths]
+
+
+def test_check_is_about_rows_of_sequence_length(call, lengths: str) -> None:
+    words = ("estimate", "--model", "qwen2.5-0.5b", "--offline", "--vram", "8", "--check", "--lengths", lengths)
+    assert call(*words).code == 0
+
+
+def test_lengths_and_plot_work_together(call, lengths: str) -> None:
+    document = call(*SMALL, "--lengths", lengths, "--plot", "step.svg", "--json").document
+    assert (document["plot_file"], document["lengths"]["file"]) == ("step.svg", lengths)
+    assert Path("step.svg").exists()

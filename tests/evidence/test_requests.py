@@ -1,13 +1,25 @@
 """From a row to what an engine is asked: settings, nearest settings, stacks, refusals."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from evidence.rows import ABSENT, CONFIG, observation
 
+from foretune import api
 from foretune.contract import TrainingConfig
 from foretune.errors import ConfigError, ForetuneError, UnsupportedError
-from foretune.evidence import EngineName, StackChoice, choose_stack, request_of
+from foretune.evidence import (
+    OWN_OBSERVATIONS,
+    EngineName,
+    Prediction,
+    Refusal,
+    StackChoice,
+    choose_stack,
+    request_of,
+)
+from foretune.evidence.compact import Tables
 
 
 def config_of(**changes: Any) -> TrainingConfig:
@@ -43,12 +55,14 @@ def test_device_is_the_rows() -> None:
     assert nominal.total_is == "marketing"
 
 
-def test_a_device_without_memory_is_the_card_of_its_name_or_none() -> None:
-    known = request_of(observation(device__memory_total_bytes=ABSENT)).request.device
-    assert known is not None
-    assert known.name.endswith("T4")
-    unknown = observation(device={"name": "unknown", "count": 1})
-    assert request_of(unknown).request.device is None
+def test_a_device_is_what_a_row_says_of_it_and_never_its_name() -> None:
+    assert request_of(observation(device__memory_total_bytes=ABSENT)).request.device is None
+    renamed = request_of(observation(device__name="NVIDIA H100 80GB")).request.device
+    same = request_of(observation()).request.device
+    assert renamed is not None
+    assert same is not None
+    assert renamed.with_(name=same.name) == same
+    assert same.multiprocessors == 40
 
 
 def test_nf4_with_its_compute_format() -> None:
@@ -224,7 +238,7 @@ def test_what_is_trainer_underneath_is_nearest_to_it(driver: str) -> None:
 # -- refusals
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"outcome": "oom"}, "The run failed"),
+    ({"outcome": "stopped"}, "The run failed"),
     ({"kind": "after_forward"}, "no peak of training"),
     ({"device__count": 2}, "several devices"),
     ({"training__parallel__world_size": 8}, "several devices"),
@@ -257,3 +271,28 @@ def test_what_is_not_asked_says_why(change: dict[str, Any], reason: str) -> None
         request_of(observation(**change))
     assert isinstance(caught.value, (UnsupportedError, ConfigError))
     assert reason in caught.value.message
+
+
+def test_swapping_ids_and_device_names_changes_no_prediction(tmp_path: Path) -> None:
+    """Nothing is looked up by the id of a row, its source's name or the name of its device."""
+    lines = OWN_OBSERVATIONS.read_text(encoding="utf-8").splitlines()
+    whole = [Tables.of(json.loads(lines[0]), "1").expand(json.loads(line), "x") for line in lines[1::17]]
+    chosen = [row for row in whole if row.get("outcome", "ok") == "ok"]
+    swapped = []
+    for number, (row, other) in enumerate(zip(chosen, reversed(chosen), strict=True)):
+        device = {**row["device"], "name": other["device"].get("name", "a card")}
+        source = {**row["source"], "name": f"source {number}"}
+        swapped.append({**row, "id": other["id"], "source": source, "device": device, "group": f"g{number}"})
+    before, after = (list(api.score(written(tmp_path / name, rows))) for name, rows in (("a", chosen), ("b", swapped)))
+
+    def bytes_of(found: Prediction | Refusal) -> object:
+        is_refusal = isinstance(found, Refusal)
+        return found.reason if is_refusal else (found.allocated_bytes, found.reserved_bytes, found.stack, found.foreign)
+
+    assert [bytes_of(row) for row in before] == [bytes_of(row) for row in after]
+    assert sum(isinstance(row, Prediction) for row in before) >= 5
+
+
+def written(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    return path

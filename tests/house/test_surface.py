@@ -22,7 +22,10 @@ REQUEST = {
 
 SURFACE: dict[str, set[str]] = {
     "": {"--version"},
-    "estimate": REQUEST,
+    "estimate": {*REQUEST, "--lengths", "--plot"},
+    "recommend": {
+        *(REQUEST - {"--accept", "--explain"}), "--objective", "--max", "--devices", "--verify",
+    },
     "trace": {*REQUEST, "--why", "--events", "--plot"},
     "score": {"file", "--engine", "--rows", "--workers"},
     "models": set(),

@@ -7,7 +7,7 @@ from typing import Any
 from foretune.contract import TrainingConfig
 from foretune.devices import DeviceSpec
 from foretune.memory.estimate import record
-from foretune.memory.figures import kernels_of
+from foretune.memory.figures import kernels_for
 from foretune.memory.program import record_tape
 from foretune.memory.stack import FORETUNE, StackProfile
 from foretune.memory.tape import Tape
@@ -72,7 +72,9 @@ def all_layers(
     """Record every layer, without templates."""
     adapted = () if config.lora is None else resolve_targets(shape, config.lora.targets)
     stand_ins = StandIns.all_of(shape.num_layers)
-    return record_tape(config, shape, stack.on(device), kernels_of(device, stack), adapted, stand_ins), stand_ins
+    return record_tape(
+        config, shape, stack.on(device), kernels_for(config, shape, device, stack), adapted, stand_ins
+    ), stand_ins
 
 
 def templated(config: TrainingConfig, shape: ModelShape, device: DeviceSpec | None = None) -> Recording:

@@ -30,6 +30,7 @@ root = Group(
     help="Will this fine-tune fit on my GPU? Answered before anything is downloaded.",
     lazy={
         "estimate": LazyCommand("foretune.cli.estimate", "estimate", "The memory a fine-tune needs, and if it fits."),
+        "recommend": LazyCommand("foretune.cli.recommend", "recommend", "What to run: the best settings that fit."),
         "trace": LazyCommand("foretune.cli.trace", "trace", "The same by the real program, run without data."),
         "score": LazyCommand("foretune.cli.score", "score", "How far predictions are from what was measured."),
         "models": LazyCommand("foretune.cli.models", "models", "The models whose architecture is known."),

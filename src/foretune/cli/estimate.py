@@ -1,18 +1,20 @@
 """`foretune estimate`: the memory that a fine-tune needs, of what it consists, and whether it fits."""
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from foretune.cli.commands import Command, Example
-from foretune.cli.options import request_options
+from foretune.cli.commands import Command, Example, option
+from foretune.cli.files import require_files, write_new
+from foretune.cli.options import plot_option, request_options
 from foretune.cli.output import Reply
-from foretune.cli.terminal import Terminal
+from foretune.cli.terminal import Terminal, escape
 from foretune.errors import ConfigError, ForetuneError
 
 if TYPE_CHECKING:
-    from foretune.api import EstimateAnswer, ModelShape, StackProfile
+    from foretune.api import EstimateAnswer, Lengths, LengthsAnswer, ModelShape, StackProfile
     from foretune.contract import LoadedConfig
     from foretune.devices import DeviceSpec
 
@@ -44,21 +46,32 @@ EXAMPLES = [
         "foretune estimate --model Qwen/Qwen2.5-0.5B --vram 24 --check --json",
     ),
     Example(
-        "Where do the numbers come from?",
-        "foretune estimate --model gpt2 --set optimizer.name=sgd --explain",
+        "Where do the numbers come from, and when in the step?",
+        "foretune estimate --model gpt2 --vram 8 --explain --plot step.svg",
     ),
 ]
 
 
 @click.command(cls=Command, name="estimate", examples=EXAMPLES)
 @request_options
+@option(
+    "--lengths",
+    group="Files",
+    metavar="FILE",
+    type=click.Path(),
+    help="Plan from data: need and verdict at the p50, p95 and longest row, padded and packed. Each line is a number "
+    'of tokens, {"length": N} or {"length": N, "count": K}; or the file is one object {"LENGTH": COUNT}.',
+)
+@plot_option
 def estimate(**given: Any) -> Reply | Iterator[Reply | ForetuneError]:
     """Estimate the memory that a fine-tune needs, and whether it fits.
 
     Needs no GPU, no torch and no weights. The hub is asked only for the config.json of a model that the catalogue
     does not have, and never with --offline. Without --gpu, --vram or --detect the need is given without a verdict.
     """
-    return answered(given, _reply)
+    require_files(given, "plot")
+    lengths = cache(_read_lengths)
+    return answered(given, lambda request, given: _reply(request, given, lengths))
 
 
 def answered(given: dict[str, Any], reply_to: Answering) -> Reply | Iterator[Reply | ForetuneError]:
@@ -95,11 +108,48 @@ def _replies(given: dict[str, Any], reply_to: Answering) -> Iterator[Reply | For
             yield _located(error, loaded)
 
 
-def _reply(request: Request, given: dict[str, Any]) -> Reply:
+def _read_lengths(file: str) -> "Lengths":
     from foretune import api
 
-    answer = api.estimate(request.loaded.config, device=request.device, stack=request.stack, shape=request.shape)
-    return reply_with("estimate", answer, request, given)
+    return api.read_lengths(file)
+
+
+def _reply(request: Request, given: dict[str, Any], read: "Callable[[str], Lengths]") -> Reply:
+    from foretune import api
+
+    config, plot, file = request.loaded.config, given["plot"], given["lengths"]
+    lengths = None if file is None else read(file)
+    answer = api.estimate(config, device=request.device, stack=request.stack, shape=request.shape)
+    by_length = None
+    if lengths is not None:
+        by_length = api.estimate_lengths(
+            config, lengths, device=request.device, stack=request.stack, shape=request.shape
+        )
+    if plot is not None:
+        from foretune.cli.plot import draw_plot
+
+        timeline = api.estimate_timeline(config, device=request.device, stack=request.stack, shape=request.shape)
+        write_new(plot, [draw_plot(answer, timeline)])
+    reply = reply_with(
+        "estimate",
+        answer,
+        request,
+        given,
+        lambda: {
+            "lengths": None if by_length is None else {"file": file, **by_length.to_dict()},
+            "plot_file": plot,
+        },
+        lambda terminal: _by_length(by_length, file, terminal),
+    )
+    return reply._replace(notes=() if plot is None else (f"Written: {escape(plot)}",))
+
+
+def _by_length(by_length: "LengthsAnswer | None", file: str, terminal: Terminal) -> Iterable[str]:
+    if by_length is None:
+        return ()
+    from foretune.cli.lengths import draw_lengths
+
+    return draw_lengths(by_length, file, terminal)
 
 
 def reply_with(

@@ -4,11 +4,26 @@
 # ruff: noqa: PTH104, PTH108, PTH112, PTH118, PTH119, PTH120, PTH123
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from foretune.errors import ConfigError
 
-__all__ = ["require_new", "write_new"]
+__all__ = ["require_files", "require_new", "write_new"]
+
+
+def require_files(given: Mapping[str, Any], *names: str) -> None:
+    """Refuse the files of these flags that cannot be written, before anything is answered. Raises ConfigError."""
+    files = {f"--{name}": given[name] for name in names if given[name] is not None}
+    if files and len(given["configs"]) > 1:
+        raise ConfigError(
+            f"{' and '.join(files)}: one file, but several configurations.", hint="Give one --config FILE."
+        )
+    plot = files.get("--plot")
+    if plot is not None and not plot.lower().endswith(".svg"):
+        raise ConfigError("The plot is an SVG.", hint="Name it FILE.svg.", place=f"--plot {plot}")
+    for file in files.values():
+        require_new(file)
 
 
 def require_new(file: str) -> None:

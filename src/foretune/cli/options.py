@@ -8,7 +8,7 @@ import click
 
 from foretune.cli.commands import completes, option
 
-__all__ = ["request_options"]
+__all__ = ["asking_options", "plot_option", "request_options"]
 
 
 def _model_ids() -> Sequence[str]:
@@ -135,6 +135,26 @@ REQUEST: tuple[Callable[[Any], Any], ...] = (
 """Model, method, memory, hardware, configuration and answer, in the order of the help."""
 
 
+NUM_ABOUT_ANSWERS = 3
+"""The last of them say how one answer is given; a search has none of these."""
+plot_option = option(
+    "--plot",
+    group="Files",
+    metavar="FILE.svg",
+    type=click.Path(),
+    help="Draw the memory over the step by component. The file may not exist yet.",
+)
+
+
 def request_options(function: Any) -> Any:
     """Give a command the options of a request."""
-    return reduce(lambda decorated, decorate: decorate(decorated), reversed(REQUEST), function)
+    return _decorated(function, REQUEST)
+
+
+def asking_options(function: Any) -> Any:
+    """Give a command the options that say what is asked, without those about one answer."""
+    return _decorated(function, REQUEST[:-NUM_ABOUT_ANSWERS])
+
+
+def _decorated(function: Any, options: Sequence[Callable[[Any], Any]]) -> Any:
+    return reduce(lambda decorated, decorate: decorate(decorated), reversed(options), function)

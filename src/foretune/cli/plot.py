@@ -1,4 +1,4 @@
-"""A traced program as a picture: memory by component over the step, as an SVG that needs nothing else.
+"""A fine-tune's program as a picture: memory by component over the step, as an SVG that needs nothing else.
 
 Widths follow the cube root of a phase's events, so that a short phase can be seen beside a long one.
 """
@@ -12,9 +12,9 @@ from foretune.cli.terminal import escape
 from foretune.units import GIB, MIB, format_bytes
 
 if TYPE_CHECKING:
-    from foretune.api import Timeline, TraceAnswer
+    from foretune.api import EstimateAnswer, Fit, MemoryEstimate, Timeline, TrainingConfig
 
-__all__ = ["draw_plot"]
+__all__ = ["COLORS", "STYLE", "draw_plot", "label", "text_of"]
 
 WIDTH, HEIGHT = 960, 520
 LEFT, RIGHT, TOP, BOTTOM = 76, 716, 84, 446
@@ -62,6 +62,14 @@ text { font: 12px system-ui, sans-serif; fill: #1b1e23; }
 """
 
 
+class _Shown(NamedTuple):
+    """What the picture shows of an answer."""
+
+    config: "TrainingConfig"
+    estimate: "MemoryEstimate"
+    fit: "Fit | None"
+
+
 class _Scale(NamedTuple):
     """From positions and bytes to the picture."""
 
@@ -83,20 +91,22 @@ class _Scale(NamedTuple):
         return BOTTOM - (BOTTOM - TOP) * num_bytes / self.top_bytes
 
 
-def draw_plot(answer: "TraceAnswer", timeline: "Timeline") -> str:
-    """Return the picture of a trace as the text of an SVG file."""
-    scale = _scale(answer, timeline)
+def draw_plot(answer: "EstimateAnswer", timeline: "Timeline") -> str:
+    """Return the picture of an estimate or a trace as the text of an SVG file; the answer must have figures."""
+    assert answer.estimate is not None
+    shown = _Shown(answer.config, answer.estimate, answer.fit)
+    scale = _scale(shown, timeline)
     parts = [
         *_bands(timeline, scale),
         *_grid(scale),
         *_areas(timeline, scale),
-        *_reserved(answer, timeline, scale),
-        *_levels(answer, scale),
-        *_peak(answer, timeline, scale),
-        *_headings(answer, timeline, scale),
-        *_legend(answer),
+        *_reserved(shown, timeline, scale),
+        *_levels(shown, scale),
+        *_peak(shown, timeline, scale),
+        *_headings(shown, timeline, scale),
+        *_legend(shown),
     ]
-    title, description = _text(_title(answer)), _text(_description(answer))
+    title, description = text_of(_title(shown)), text_of(_description(shown))
     body = "\n".join(parts)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
@@ -106,23 +116,23 @@ def draw_plot(answer: "TraceAnswer", timeline: "Timeline") -> str:
     )
 
 
-def _scale(answer: "TraceAnswer", timeline: "Timeline") -> _Scale:
+def _scale(shown: _Shown, timeline: "Timeline") -> _Scale:
     widths = [(band.stop - band.start) ** (1 / 3) for band in timeline.bands]
     edges, x = [(timeline.bands[0].start, float(LEFT))], float(LEFT)
     for band, width in zip(timeline.bands, widths, strict=True):
         x += (RIGHT - LEFT) * width / sum(widths)
         edges.append((band.stop, x))
-    highest = max(answer.estimate.reserved_bytes, 1)
-    near = [level for level, _, _ in _marked(answer) if level <= highest * FARTHEST]
+    highest = max(shown.estimate.reserved_bytes, 1)
+    near = [level for level, _, _ in _marked(shown) if level <= highest * FARTHEST]
     return _Scale(tuple(edges), int(max([highest, *near]) * 1.12))
 
 
-def _marked(answer: "TraceAnswer") -> list[tuple[int, str, str]]:
+def _marked(shown: _Shown) -> list[tuple[int, str, str]]:
     """Levels to mark, where a device was given: bytes, class and name."""
-    fit = answer.fit
+    fit = shown.fit
     if fit is None:
         return []
-    name, has, need = fit.device.name, format_bytes(fit.budget_bytes), answer.estimate.need_bytes
+    name, has, need = fit.device.name, format_bytes(fit.budget_bytes), shown.estimate.need_bytes
     card = name if has in name else f"{name}: {has}"
     return [
         (fit.budget_bytes, "card", f"{has} free on {name}" if fit.budget_is == "free now" else card),
@@ -138,11 +148,11 @@ def _bands(timeline: "Timeline", scale: _Scale) -> Iterator[str]:
         left, right = scale.x(band.start), scale.x(band.stop)
         name = band.phase.removesuffix(LATER)
         place = f'x="{left:.1f}" y="{TOP - 18}" width="{right - left:.1f}" height="{BOTTOM - TOP + 18}"'
-        tip = f"<title>{_text(band.phase)}: {band.stop - band.start:,} events</title>"
+        tip = f"<title>{text_of(band.phase)}: {band.stop - band.start:,} events</title>"
         yield f'<rect class="{"paper" if number % 2 else "band"}" {place}>{tip}</rect>'
         for text in (name, SHORT.get(name, name)):
             if right - left >= LETTER * len(text) + 4:
-                yield _label((left + right) / 2, TOP - 5, text, "dim", anchor="middle")
+                yield label((left + right) / 2, TOP - 5, text, "dim", anchor="middle")
                 break
 
 
@@ -152,7 +162,7 @@ def _grid(scale: _Scale) -> Iterator[str]:
     for number in range(int(scale.top_bytes / unit / step) + 1):
         y = scale.y(number * step * unit)
         yield f'<line class="grid" x1="{LEFT}" x2="{RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        yield _label(LEFT - 8, y + 4, f"{number * step:,.10g} {name}", "dim", anchor="end")
+        yield label(LEFT - 8, y + 4, f"{number * step:,.10g} {name}", "dim", anchor="end")
 
 
 def _nice(least: float) -> float:
@@ -183,8 +193,8 @@ def _areas(timeline: "Timeline", scale: _Scale) -> Iterator[str]:
         below = above
 
 
-def _reserved(answer: "TraceAnswer", timeline: "Timeline", scale: _Scale) -> Iterator[str]:
-    peaks = {phase.phase: phase.reserved_bytes for phase in answer.estimate.phases}
+def _reserved(shown: _Shown, timeline: "Timeline", scale: _Scale) -> Iterator[str]:
+    peaks = {phase.phase: phase.reserved_bytes for phase in shown.estimate.phases}
     corners = [
         f"{scale.x(edge):.1f},{scale.y(peaks[band.phase]):.1f}"
         for band in timeline.bands
@@ -193,36 +203,37 @@ def _reserved(answer: "TraceAnswer", timeline: "Timeline", scale: _Scale) -> Ite
     yield f'<polyline class="line" points="{" ".join(corners)}"><title>reserved, peak of each phase</title></polyline>'
 
 
-def _levels(answer: "TraceAnswer", scale: _Scale) -> Iterator[str]:
+def _levels(shown: _Shown, scale: _Scale) -> Iterator[str]:
     """Draw the card and the need as lines, a far one as a word at the upper edge."""
-    num_above, marked = 0, _marked(answer)
+    num_above, marked = 0, _marked(shown)
     for level, name, text in marked:
         y = scale.y(level)
         if y < TOP:
-            yield _label(LEFT + 8, TOP + 16 + 16 * num_above, f"above: {text}", "halo")
+            yield label(LEFT + 8, TOP + 16 + 16 * num_above, f"above: {text}", "halo")
             num_above += 1
             continue
         yield f'<line class="{name}" x1="{LEFT}" x2="{RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        y += -5 if level == max(marked)[0] else 15  # outside of the two lines, which may lie close together
+        is_below_another = any(0 < y - scale.y(other) < 20 for other, _, _ in marked)
+        y += 15 if is_below_another else -5  # outside of the two lines, which may lie close together
         x, anchor = (LEFT + 8, "start") if name == "card" else (RIGHT - 8, "end")
-        yield _label(x, y, text, "halo", anchor=anchor)
+        yield label(x, y, text, "halo", anchor=anchor)
 
 
-def _peak(answer: "TraceAnswer", timeline: "Timeline", scale: _Scale) -> Iterator[str]:
+def _peak(shown: _Shown, timeline: "Timeline", scale: _Scale) -> Iterator[str]:
     position, num_bytes = timeline.peak
     x, y = scale.x(position), scale.y(num_bytes)
     yield f'<circle class="line" cx="{x:.1f}" cy="{y:.1f}" r="4"/>'
-    text = f"peak {format_bytes(answer.estimate.allocated_bytes)}"
-    lines = [answer.estimate.reserved_bytes, *(level for level, _, _ in _marked(answer))]
+    text = f"peak {format_bytes(shown.estimate.allocated_bytes)}"
+    lines = [shown.estimate.reserved_bytes, *(level for level, _, _ in _marked(shown))]
     is_crowded = any(y - 24 < scale.y(line) <= y for line in lines)
     is_right = x > (LEFT + RIGHT) / 2
     place = (x - 8 if is_right else x + 8), (y + 14 if is_crowded else y - 6)
-    yield _label(*place, text, "halo", anchor="end" if is_right else "start")
+    yield label(*place, text, "halo", anchor="end" if is_right else "start")
 
 
-def _headings(answer: "TraceAnswer", timeline: "Timeline", scale: _Scale) -> Iterator[str]:
-    yield _label(LEFT, 28, _title(answer), "head")
-    yield _label(LEFT, 48, _subtitle(answer), "dim")
+def _headings(shown: _Shown, timeline: "Timeline", scale: _Scale) -> Iterator[str]:
+    yield label(LEFT, 28, _title(shown), "head")
+    yield label(LEFT, 48, _subtitle(shown), "dim")
     groups: dict[str, list[float]] = {}
     for band in timeline.bands:
         groups.setdefault(_part(band.phase), []).extend((scale.x(band.start), scale.x(band.stop)))
@@ -231,9 +242,9 @@ def _headings(answer: "TraceAnswer", timeline: "Timeline", scale: _Scale) -> Ite
         line = f'x1="{left + 1:.1f}" x2="{right - 1:.1f}" y1="{BOTTOM + 6}" y2="{BOTTOM + 6}"'
         yield f'<line class="line" {line}/>'
         if right - left >= LETTER * len(name):
-            yield _label((left + right) / 2, BOTTOM + 24, name, "", anchor="middle")
-    text = f"{answer.num_events:,} allocations and frees in program order; not to the scale of time"
-    yield _label((LEFT + RIGHT) / 2, BOTTOM + 48, text, "dim", anchor="middle")
+            yield label((left + right) / 2, BOTTOM + 24, name, "", anchor="middle")
+    text = f"{timeline.bands[-1].stop:,} allocations and frees in program order; not to the scale of time"
+    yield label((LEFT + RIGHT) / 2, BOTTOM + 48, text, "dim", anchor="middle")
 
 
 def _part(phase: str) -> str:
@@ -242,65 +253,66 @@ def _part(phase: str) -> str:
     return "second update" if phase.endswith(LATER) else "first update"
 
 
-def _legend(answer: "TraceAnswer") -> Iterator[str]:
+def _legend(shown: _Shown) -> Iterator[str]:
     """Name the colours from the top of the stack down, with what each holds at the peak."""
-    sums = {part.name: part.num_bytes for part in answer.estimate.components}
+    sums = {part.name: part.num_bytes for part in shown.estimate.components}
     x, y = RIGHT + 20, TOP + 4
-    yield _label(x, y - 12, "at the peak (traced)", "dim")
+    yield label(x, y - 12, f"at the peak ({shown.estimate.kind})", "dim")
     y += 8
     for name in reversed(STACKED):
         yield f'<rect x="{x}" y="{y - 9}" width="11" height="11" fill="{COLORS[name]}"/>'
-        yield _label(x + 18, y, name)
-        yield _label(WIDTH - 16, y, format_bytes(sums[name]), anchor="end")  # type: ignore[index]
+        yield label(x + 18, y, name)
+        yield label(WIDTH - 16, y, format_bytes(sums[name]), anchor="end")  # type: ignore[index]
         y += 20
-    yield _label(x + 18, y, "allocator slack")
-    yield _label(WIDTH - 16, y, format_bytes(sums["allocator slack"]), anchor="end")
+    yield label(x + 18, y, "allocator slack")
+    yield label(WIDTH - 16, y, format_bytes(sums["allocator slack"]), anchor="end")
     y += 26
-    needed = answer.estimate
+    needed = shown.estimate
     for text, num_bytes in (("allocated", needed.allocated_bytes), ("reserved", needed.reserved_bytes)):
         if text == "reserved":
             yield f'<line class="line" x1="{x}" x2="{x + 12}" y1="{y - 4}" y2="{y - 4}"/>'
-        yield _label(x + 18, y, text)
-        yield _label(WIDTH - 16, y, format_bytes(num_bytes), anchor="end")
+        yield label(x + 18, y, text)
+        yield label(WIDTH - 16, y, format_bytes(num_bytes), anchor="end")
         y += 20
 
 
 # -- words
 
 
-def _title(answer: "TraceAnswer") -> str:
-    needed = answer.estimate
+def _title(shown: _Shown) -> str:
+    needed = shown.estimate
     return (
         f"{needed.model}, {needed.method}: {format_bytes(needed.allocated_bytes)} allocated at the peak ({needed.kind})"
     )
 
 
-def _subtitle(answer: "TraceAnswer") -> str:
-    batch, config = answer.config.batch, answer.config
+def _subtitle(shown: _Shown) -> str:
+    batch, config = shown.config.batch, shown.config
     parts = [config.precision.dtype, f"{batch.micro_batch_size:,} x {batch.sequence_length:,} tokens"]
-    parts += [config.optimizer.name, f"{answer.estimate.attention_kernel.replace(':', '')} attention"]
+    parts += [config.optimizer.name, f"{shown.estimate.attention_kernel.replace(':', '')} attention"]
     parts += [f"{config.loss} loss", "recomputed activations" if config.gradient_checkpointing else "kept activations"]
     return ", ".join(parts)
 
 
-def _description(answer: "TraceAnswer") -> str:
+def _description(shown: _Shown) -> str:
     """Say in words what the picture shows."""
-    needed = answer.estimate
+    needed = shown.estimate
     parts = sorted(needed.components, key=lambda part: -part.num_bytes)
     shares = ", ".join(f"{part.name} {format_bytes(part.num_bytes)}" for part in parts if part.num_bytes)
-    marks = "".join(f" {text}." for _, _, text in _marked(answer))
+    marks = "".join(f" {text}." for _, _, text in _marked(shown))
     return (
         f"Memory over one fine-tune from loading to the second update, {needed.kind}. The peak lies in "
         f"{needed.peak_phase}: {shares}. Reserved at most {format_bytes(needed.reserved_bytes)}.{marks}"
     )
 
 
-def _label(x: float, y: float, text: str, kind: str = "", *, anchor: str = "start") -> str:
+def label(x: float, y: float, text: str, kind: str = "", *, anchor: str = "start") -> str:
+    """Write a text at a place."""
     named = f' class="{kind}"' if kind else ""
     placed = f' text-anchor="{anchor}"' if anchor != "start" else ""
-    return f'<text{named}{placed} x="{x:.1f}" y="{y:.1f}">{_text(text)}</text>'
+    return f'<text{named}{placed} x="{x:.1f}" y="{y:.1f}">{text_of(text)}</text>'
 
 
-def _text(text: str) -> str:
+def text_of(text: str) -> str:
     """Escape for XML; what XML cannot hold (control characters) becomes a visible escape."""
     return escape_xml(escape(text), {'"': "&quot;"})

@@ -84,6 +84,11 @@ def _draw(report: "ScoreReport", terminal: Terminal, *, rows: bool) -> Iterator[
         yield from (f"{escape(refusal.id)}  refused: {escape(refusal.reason)}" for refusal in report.refused)
     yield ""
     yield from _summary(report, terminal)
+    for outcome, words in (("ok", "runs that succeeded"), ("oom", "runs that ran out of memory")):
+        counts = report.verdicts.get(outcome)
+        if counts:
+            shown = ", ".join(f"{verdict} {count:,}" for verdict, count in sorted(counts.items()))
+            yield from wrapped(f"Verdicts on {sum(counts.values()):,} {words}: {shown}.", terminal)
     if report.refused:
         yield ""
         yield terminal.paint("Refused", "bold")
@@ -103,6 +108,8 @@ def _row(prediction: "Prediction") -> str:
             parts.append(f"{metric} {predicted} of {format_bytes(measured)} ({error:+.2f} %)")
     if len(parts) == 1:
         parts.append(f"allocated {format_bytes(prediction.allocated_bytes)}, not measured")
+    if prediction.outcome == "oom":
+        parts.append(f"ran out of memory; predicted: {prediction.verdict or 'no verdict'}")
     return "  ".join((*parts, f"{prediction.stack}{', foreign' if prediction.foreign else ''}"))
 
 
@@ -112,15 +119,17 @@ def _summary(report: "ScoreReport", terminal: Terminal) -> Iterator[str]:
         return
     text = (
         f"Absolute errors in percent, {report.engine} against measured (estimator {report.estimator_version}). "
-        "Foreign: no profile describes the row's stack, and the nearest one is taken."
+        "Foreign: no profile describes the row's stack, and the nearest one is taken. Covered: percent of the rows "
+        "that lie in their prediction's 90 % interval."
     )
     yield from wrapped(text, terminal)
-    names = ("n", "median", "mean", "p90", "worst")
+    names = ("n", "median", "p90", "worst", "covered")
     headings = (Heading("source"), Heading("stack"), Heading("metric"), *(Heading(name, True) for name in names))
     yield from table(headings, [_cells(line) for line in report.summary], terminal)
 
 
 def _cells(line: "SummaryLine") -> tuple[str, ...]:
-    errors = (line.median_abs_pct, line.mean_abs_pct, line.p90_abs_pct, line.max_abs_pct)
+    errors = (line.median_abs_pct, line.p90_abs_pct, line.max_abs_pct)
     stack = "foreign" if line.foreign else "known"
-    return escape(line.source), stack, line.metric, f"{line.n:,}", *(f"{error:.2f}" for error in errors)
+    shown = [f"{error:.2f}" for error in errors]
+    return escape(line.source), stack, line.metric, f"{line.n:,}", *shown, f"{line.covered_pct:.0f}"

@@ -16,6 +16,7 @@ EXIT_CODES: tuple[tuple[int, str], ...] = (
     (2, "The request is wrong or not supported: option, file, field, value."),
     (3, "The answer is no. Only with --check: does not fit, tight (unless --accept tight) or unknown."),
     (4, "The model's config cannot be had: token missing, access not granted, not found, offline."),
+    (5, "The data cannot be read: no such file, nothing in it, or a line that is wrong."),
     (7, "A library is missing; the message has the install line."),
     (9, "Observations cannot be read: no such file, no row in it, or a line that is none."),
     (130, "Interrupted (Ctrl-C)."),

@@ -7,11 +7,11 @@ import click
 
 from foretune.cli.commands import Command, Example, option
 from foretune.cli.estimate import Request, answered, reply_with
-from foretune.cli.files import require_new, write_new
-from foretune.cli.options import request_options
+from foretune.cli.files import require_files, write_new
+from foretune.cli.options import plot_option, request_options
 from foretune.cli.output import Reply
 from foretune.cli.terminal import Terminal, escape, wrapped
-from foretune.errors import ConfigError, ForetuneError
+from foretune.errors import ForetuneError
 from foretune.units import format_bytes
 
 if TYPE_CHECKING:
@@ -42,15 +42,9 @@ EXAMPLES = [
     group="Files",
     metavar="FILE",
     type=click.Path(),
-    help="Write every allocation and free, a JSON object a line.",
+    help="Write every allocation and free, a JSON object a line. The file may not exist yet.",
 )
-@option(
-    "--plot",
-    group="Files",
-    metavar="FILE.svg",
-    type=click.Path(),
-    help="Draw the memory over the step by component. Neither file may exist yet.",
-)
+@plot_option
 def trace(**given: Any) -> Reply | Iterator[Reply | ForetuneError]:
     """Trace the memory that a fine-tune needs, and whether it fits.
 
@@ -58,20 +52,8 @@ def trace(**given: Any) -> Reply | Iterator[Reply | ForetuneError]:
     second update; so it answers for every family that Transformers builds. Needs no GPU, but torch, Transformers and
     PEFT (pip install 'foretune[train]'), and seconds where `foretune estimate` takes a fraction of one.
     """
-    _check_files(given)
+    require_files(given, "events", "plot")
     return answered(given, _reply)
-
-
-def _check_files(given: dict[str, Any]) -> None:
-    """Refuse what cannot be written before anything is traced."""
-    files = {flag: given[flag] for flag in ("events", "plot") if given[flag] is not None}
-    if files and len(given["configs"]) > 1:
-        flags = " and ".join(f"--{flag}" for flag in files)
-        raise ConfigError(f"{flags}: one file, but several configurations.", hint="Give one --config FILE.")
-    if given["plot"] is not None and not given["plot"].lower().endswith(".svg"):
-        raise ConfigError("The plot is an SVG.", hint="Name it FILE.svg.", place=f"--plot {given['plot']}")
-    for file in files.values():
-        require_new(file)
 
 
 def _reply(request: Request, given: dict[str, Any]) -> Reply:

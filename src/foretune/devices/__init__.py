@@ -2,7 +2,14 @@
 
 from typing import TYPE_CHECKING, Any
 
-from foretune.devices.catalogue import CatalogueEntry, device_from_memory, find_device, list_devices, with_free
+from foretune.devices.catalogue import (
+    CatalogueEntry,
+    device_from_memory,
+    find_device,
+    list_devices,
+    multiprocessors_like,
+    with_free,
+)
 from foretune.devices.spec import DeviceSpec, MemoryHolder
 
 if TYPE_CHECKING:
@@ -17,6 +24,7 @@ __all__ = [
     "device_from_memory",
     "find_device",
     "list_devices",
+    "multiprocessors_like",
     "with_free",
 ]
 

@@ -99,6 +99,17 @@ def list_devices() -> tuple[DeviceSpec, ...]:
     return tuple(entry.spec() for entry in entries())
 
 
+def multiprocessors_like(compute_capability: str | None, total_bytes: int) -> int | None:
+    """Return the multiprocessors of the card of this compute capability whose memory is nearest; None for none."""
+    alike = [
+        entry
+        for entry in entries()
+        if entry.compute_capability == compute_capability is not None and entry.multiprocessors is not None
+    ]
+    nearest = min(alike, key=lambda entry: abs(entry.total_bytes - total_bytes), default=None)
+    return None if nearest is None else nearest.multiprocessors
+
+
 def find_device(name: str) -> DeviceSpec:
     """Return the device that a name means: `4090`, `rtx4090`, `a100 80gb`, `t4`, `NVIDIA L4`.
 

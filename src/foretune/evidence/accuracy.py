@@ -61,6 +61,17 @@ class ScoreReport(Value, frozen=True, kw_only=True):
     predictions: tuple[Prediction, ...]
 
     @property
+    def verdicts(self) -> Mapping[str, Mapping[str, int]]:
+        """How often which verdict was given to runs that succeeded (`ok`) and to those that ran out of memory (`oom`),
+        where the memory of the device is known."""
+        counts: dict[str, dict[str, int]] = {}
+        for prediction in self.predictions:
+            if prediction.verdict is not None:
+                of = counts.setdefault(prediction.outcome, {})
+                of[prediction.verdict] = of.get(prediction.verdict, 0) + 1
+        return counts
+
+    @property
     def reasons(self) -> Mapping[str, int]:
         """How many rows were refused for each reason, the most frequent first."""
         counts: dict[str, int] = {}

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from foretune.contract import TrainingConfig
-from foretune.devices import DeviceSpec, find_device
+from foretune.devices import DeviceSpec, multiprocessors_like
 from foretune.errors import ConfigError, UnsupportedError
 from foretune.evidence.observations import UNKNOWN, LoraFacts, Observation, TrainingFacts
 from foretune.evidence.stacks import EngineName, choose_stack
@@ -89,7 +89,7 @@ class _Refusal(NamedTuple):
 
 
 _REFUSALS = (
-    _Refusal(lambda row: row.outcome != "ok", lambda row: f"The run failed (outcome: {row.outcome})."),
+    _Refusal(lambda row: row.outcome not in ("ok", "oom"), lambda row: f"The run failed (outcome: {row.outcome})."),
     _Refusal(lambda row: row.kind != "train_peak", lambda row: f"It is no peak of training (kind: {row.kind})."),
     _Refusal(
         lambda row: row.device.count > 1 or row.training.parallel.world_size > 1,
@@ -180,7 +180,7 @@ def request_of(row: Observation, engine: EngineName = "estimated") -> Asked:
         model_config=row.model.config,
         config=config,
         device=_device(row),
-        stack=choice.profile,
+        stack=choice.profile.with_(is_nearest=True) if because else choice.profile,
     )
     return Asked(request, tuple(because), row.measured.scope == "train_steps_after_warmup")
 
@@ -269,27 +269,18 @@ def _nearest(value: str, nearest: Mapping[str, str], name: str, because: list[st
 
 
 def _device(row: Observation) -> DeviceSpec | None:
-    """Return the device as the row has it, else the card of its name; None where neither is known."""
-    facts, card = row.device, _card(row.device.name)
+    """Return the device by what the row says of it, never by its name; None where its memory is not known."""
+    facts = row.device
     if facts.memory_total_bytes is None:
-        return card
+        return None
     return DeviceSpec(
         name=facts.name,
         total_bytes=facts.memory_total_bytes,
         total_is="reported" if facts.memory_source == "measured" else "marketing",
         compute_capability=facts.compute_capability,
-        multiprocessors=None if card is None else card.multiprocessors,
+        multiprocessors=multiprocessors_like(facts.compute_capability, facts.memory_total_bytes),
         platform="windows" if row.software.os == "windows" else "linux",
     )
-
-
-@lru_cache(maxsize=64)
-def _card(name: str) -> DeviceSpec | None:
-    """Return the card of a name; None for a name that means none or several."""
-    try:
-        return find_device(name)
-    except ConfigError:
-        return None
 
 
 @lru_cache(maxsize=64)

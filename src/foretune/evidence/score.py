@@ -10,7 +10,7 @@ from foretune.errors import ForetuneError
 from foretune.evidence.observations import Measured, Observation
 from foretune.evidence.requests import Asked, Request, request_of
 from foretune.evidence.stacks import EngineName
-from foretune.memory import MemoryEstimate, Verdict
+from foretune.memory import ByteRange, MemoryEstimate, Verdict
 from foretune.values import Value
 
 __all__ = ["METRICS", "Engine", "Interval", "Metric", "Prediction", "Readings", "Refusal", "score_rows"]
@@ -35,7 +35,7 @@ class Readings(Value, frozen=True, kw_only=True):
 
 
 class Interval(Value, frozen=True, kw_only=True):
-    """For each measure the lowest and the highest number of bytes that the answer's own margins leave open."""
+    """For each measure the ends of the answer's 90 % interval, in bytes."""
 
     allocated: tuple[int, ...]
     reserved: tuple[int, ...]
@@ -51,6 +51,8 @@ class Prediction(Value, frozen=True, kw_only=True):
     """The name of the profile."""
     foreign: bool
     """The profile, or a setting, is only the nearest."""
+    outcome: Literal["ok", "oom"]
+    """What became of the run; one that ran out of memory has a verdict to be held against, and no reading."""
     foreign_because: tuple[str, ...]
     allocated_bytes: int
     """Peak over the phases that the row's peak was taken over."""
@@ -91,9 +93,7 @@ class _Figures(NamedTuple):
     later_allocated: int
     reserved: int
     process: int
-    margin: int
-    context_low: int
-    context_high: int
+    interval: Interval
     verdict: Verdict | None
 
 
@@ -176,11 +176,17 @@ def _answer(engine: Engine, request: Request) -> _Answer:
         later_allocated=max(later, default=estimate.allocated_bytes),
         reserved=estimate.reserved_bytes,
         process=estimate.process_bytes,
-        margin=estimate.safety_margin_bytes,
-        context_low=estimate.context.low_bytes,
-        context_high=estimate.context.high_bytes,
+        interval=Interval(
+            allocated=_ends(estimate.allocated_interval),
+            reserved=_ends(estimate.reserved_interval),
+            process=_ends(estimate.process_interval),
+        ),
         verdict=verdict,
     )
+
+
+def _ends(found: ByteRange) -> tuple[int, int]:
+    return found.low_bytes, found.high_bytes
 
 
 def _first_sentence(error: ForetuneError) -> str:
@@ -195,6 +201,7 @@ def _prediction(row: Observation, asked: Asked, figures: _Figures) -> Prediction
         source=row.source.name,
         stack=asked.request.stack.name,
         foreign=bool(asked.foreign_because),
+        outcome="oom" if row.outcome == "oom" else "ok",
         foreign_because=asked.foreign_because,
         allocated_bytes=allocated,
         reserved_bytes=figures.reserved,
@@ -206,14 +213,10 @@ def _prediction(row: Observation, asked: Asked, figures: _Figures) -> Prediction
 
 
 def _interval(allocated: int, figures: _Figures) -> Interval:
-    """The safety margin to both sides of reserved, in proportion of allocated; for the process the context as well."""
-    low, high = max(figures.reserved - figures.margin, 0), figures.reserved + figures.margin
-    share = figures.margin * allocated // max(figures.reserved, 1)
-    return Interval(
-        allocated=(max(allocated - share, 0), allocated + share),
-        reserved=(low, high),
-        process=(low + figures.context_low, high + figures.context_high),
-    )
+    """The answer's own; around the later updates' peak where the row's is theirs."""
+    moved = allocated - figures.allocated
+    low, high = figures.interval.allocated
+    return figures.interval.with_(allocated=(max(low + moved, 0), high + moved))
 
 
 def _readings(measured: Measured) -> Readings:

@@ -83,9 +83,6 @@ def choose_stack(row: Observation, engine: EngineName = "estimated") -> StackCho
             break
     else:
         profile, because = _nearest(row, engine), [f"no profile describes the driver {software.driver}"]
-    if engine == "estimated" and profile.unwritten:
-        because += [f"the estimate has no {what}" for what in profile.unwritten]
-        profile = _nearest(row, engine)
     if row.training.loss in _LOGITS_NEVER_WHOLE and profile.loss_kernel == "none":
         profile = FORETUNE  # the only one with a loss in chunks
     return StackChoice(profile, (*because, *_other_program(row, profile)))

@@ -10,9 +10,16 @@ from foretune.memory.answer import (
     PhaseMemory,
     Verdict,
 )
-from foretune.memory.estimate import estimate_memory, requested_bytes
+from foretune.memory.estimate import (
+    Recorded,
+    emit_program,
+    estimate_memory,
+    least_bytes,
+    record_memory,
+    requested_bytes,
+)
 from foretune.memory.figures import ESTIMATOR_VERSION
-from foretune.memory.fit import assess_fit, published_quantized_because
+from foretune.memory.fit import assess_fit, published_quantized_because, sure_budget
 from foretune.memory.stack import FORETUNE, MANUAL_LOOP, PROFILES, TRAINER, TRL, StackProfile
 
 __all__ = [
@@ -29,10 +36,15 @@ __all__ = [
     "HostNeed",
     "MemoryEstimate",
     "PhaseMemory",
+    "Recorded",
     "StackProfile",
     "Verdict",
     "assess_fit",
+    "emit_program",
     "estimate_memory",
+    "least_bytes",
     "published_quantized_because",
+    "record_memory",
     "requested_bytes",
+    "sure_budget",
 ]

@@ -103,15 +103,20 @@ class MemoryEstimate(Value, frozen=True, kw_only=True):
     """Peak of `torch.cuda.memory_allocated`."""
     reserved_bytes: Bytes
     """Peak of `torch.cuda.memory_reserved`, on a card that does not limit it."""
+    allocated_interval: ByteRange
+    """Where the measured peak lies with 90 %, and what that rests on; so for the other two."""
+    reserved_interval: ByteRange
+    process_interval: ByteRange
+    """Of reserved and the context together."""
     context: ByteRange
     """CUDA context and loaded kernels, outside the allocator."""
     process_bytes: Bytes
     """Reserved plus the likely context: what nvidia-smi shows of the process."""
     safety_margin_bytes: Bytes
-    """What we add because we may be wrong; never a share of the card."""
+    """What we add because we may be wrong: up to the upper end of reserved's interval; never a share of the card."""
     safety_margin_basis: str
     need_bytes: Bytes
-    """Reserved, the context's upper end and the safety margin: what must be free."""
+    """Upper end of the process' interval (reserved, context and safety margin): what must be free."""
     peak_phase: str
     components: tuple[Component, ...]
     phases: tuple[PhaseMemory, ...]

@@ -1,19 +1,19 @@
-"""The modules that decoders are built from, written as transformers 5.24, PEFT 0.21 and bitsandbytes 0.50 write theirs.
+"""The modules that decoders are built from, written as transformers 5.24 writes them.
 
 Local names are kept where their lifetime matters: a name rebound, an argument held by `call`, a tuple of keywords.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from foretune.memory import ops
+from foretune.memory.activations import relu_squared
 from foretune.memory.kernels import FLASH_MAX_WIDTH, AttentionKernels, flash_width
 from foretune.memory.layout import numel
 from foretune.memory.ops import (
     add,
     add_scalar,
     cat_last,
-    clone,
     contiguous,
     dropout,
     gelu,
@@ -34,10 +34,11 @@ from foretune.memory.ops import (
     tanh,
     to,
     transpose,
+    transposed,
     unsqueeze,
     view,
 )
-from foretune.memory.tape import Grads, Node, Tensor, attach, current, node_for
+from foretune.memory.tape import Tensor, current
 
 __all__ = [
     "ACTIVATIONS",
@@ -45,8 +46,6 @@ __all__ = [
     "GatedMlp",
     "LayerNorm",
     "Linear",
-    "Linear4bit",
-    "LoraLinear",
     "Module",
     "PlainMlp",
     "RmsNorm",
@@ -57,6 +56,7 @@ __all__ = [
     "call",
     "eager_attention",
     "rotary_tables",
+    "rotated",
     "sdpa_attention",
 ]
 
@@ -99,117 +99,10 @@ class MatmulLinear:
         self.weight, self.bias = weight, bias
 
     def __call__(self, input: Tensor) -> Tensor:
-        hidden_states = linear(input, self.weight)
+        hidden_states = ops.fold_mm(input, transposed(self.weight), input.shape[:-1])
         if self.bias is None:
             return hidden_states
         return add(hidden_states, self.bias)
-
-
-class QuantizedWeight(NamedTuple):
-    """A 4-bit weight: the packed tensor and everything its quantization state keeps."""
-
-    packed: Tensor
-    state: tuple[Any, ...]
-    shape: tuple[int, ...]
-
-
-class Linear4bit:
-    """bitsandbytes' Linear4bit: dequantizes in forward and again in backward, saves nothing but the packed weight."""
-
-    def __init__(
-        self,
-        weight: QuantizedWeight,
-        bias: Tensor | None,
-        *,
-        compute_dtype: str,
-        storage_dtype: str,
-        is_nested: bool,
-        has_gemm_4bit: bool,
-    ) -> None:
-        self.weight, self.bias = weight, bias
-        self.compute_dtype, self.storage_dtype, self.is_nested = compute_dtype, storage_dtype, is_nested
-        self.has_gemm_4bit = has_gemm_4bit
-
-    def __call__(self, x: Tensor) -> Tensor:
-        dtype, bias = x.dtype, self.bias
-        x = to(x, self.compute_dtype)
-        if bias is not None:
-            if bias.dtype != x.dtype:  # bias.data = bias.data.to(x.dtype): for good, in the first forward
-                moved = Tensor(bias.shape, x.dtype)
-                bias.storage, bias.dtype = moved.storage, x.dtype
-                del moved
-            bias = to(bias, self.compute_dtype)
-        return to(self._product(x, bias), dtype)
-
-    def _product(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """MatMul4Bit (bitsandbytes/autograd/_functions.py)."""
-
-        def formula(grads: Grads, node: Node) -> Grads:
-            grad = grads[0]
-            assert grad is not None
-            weight = self._dequantize(grad.dtype)
-            return [ops.fold_mm(grad, weight, grad.shape[:-1])]
-
-        node = node_for(formula, x)
-        tape = current()
-        before, tape.is_grad_enabled = tape.is_grad_enabled, False
-        out = self._gemm_4bit(x, bias) if self.has_gemm_4bit else self._dequantized_linear(x, bias)
-        tape.is_grad_enabled = before
-        return attach(node, out)
-
-    def _dequantized_linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """bitsandbytes up to 0.49: dequantize_4bit, then F.linear."""
-        weight = self._dequantize(x.dtype)
-        return linear(x, weight, bias)
-
-    def _gemm_4bit(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """bitsandbytes 0.50 (backends/cuda/ops.py, _dequant_linear_fallback): the scales' offset is added apart, and
-        both live until the product is there (learnt on an H200)."""
-        scales = self._scales() if self.is_nested else None
-        shifted = like(scales) if scales is not None else None
-        weight = Tensor(self.weight.shape, x.dtype)
-        out = linear(x, weight, bias)
-        del shifted, scales, weight
-        return out
-
-    def _scales(self) -> Tensor:
-        return Tensor((-(-numel(self.weight.shape) // 64),), "f32")
-
-    def _dequantize(self, dtype: str) -> Tensor:
-        absmax = self._scales() if self.is_nested else None
-        out = Tensor(self.weight.shape, self.storage_dtype)
-        del absmax
-        return to(out, dtype)
-
-
-class LoraLinear:
-    """PEFT's lora.Linear (tuners/lora/layer.py), and lora.Linear4bit (bnb.py) where the base is 4-bit."""
-
-    def __init__(self, base: Module, a: Tensor, b: Tensor, probability: float) -> None:
-        self.base, self.lora_a, self.lora_b, self.probability = base, Linear(a), Linear(b), probability
-        # A function, not a bound method: nothing on the tape may be part of a cycle.
-        self.forward = LoraLinear._forward_4bit if isinstance(base, Linear4bit) else LoraLinear._forward_plain
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.forward(self, x)
-
-    def _forward_plain(self, x: Tensor) -> Tensor:
-        result = call(self.base, x)
-        dtype = result.dtype
-        x = to(x, self.lora_a.weight.dtype)
-        result = add(result, scale(call(self.lora_b, call(self.lora_a, call(dropout, x, self.probability)))))
-        result = to(result, dtype)
-        return result  # noqa: RET504
-
-    def _forward_4bit(self, x: Tensor) -> Tensor:
-        result = call(self.base, x)
-        result = clone(result)
-        expected = result.dtype
-        x = to(x, self.lora_a.weight.dtype)
-        output = scale(call(self.lora_b, call(self.lora_a, call(dropout, x, self.probability))))
-        output = to(output, expected)
-        result = add(result, output)
-        return result  # noqa: RET504
 
 
 # ------------------------------------------------------------------ norms
@@ -222,7 +115,11 @@ class RmsNorm:
 
     def __init__(self, weight: Tensor, spelling: Literal["llama", "olmo2", "gemma"] = "llama") -> None:
         self.weight = weight
-        self.forward = {"llama": RmsNorm._llama, "olmo2": RmsNorm._olmo2, "gemma": RmsNorm._gemma}[spelling]
+        self.forward: Callable[[RmsNorm, Tensor], Tensor] = {
+            "llama": RmsNorm._llama,
+            "olmo2": RmsNorm._olmo2,
+            "gemma": RmsNorm._gemma,
+        }[spelling]
 
     def __call__(self, hidden_states: Tensor) -> Tensor:
         return self.forward(self, hidden_states)
@@ -285,6 +182,11 @@ def rotate_half(x: Tensor) -> Tensor:
     x1 = narrow(x, -1, width // 2)
     x2 = narrow(x, -1, width - width // 2)
     return cat_last([scale(x2), x1])
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor, rotate: Callable[[Tensor], Tensor] = rotate_half) -> Tensor:
+    """x * cos + rotate_half(x) * sin."""
+    return add(mul(x, cos), mul(rotate(x), sin))
 
 
 def apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -425,8 +327,6 @@ def sdpa_attention(
         key = repeat_heads(key, groups)
         value = repeat_heads(value, groups)
     is_grouped = groups > 1 and not is_repeated
-    if kernels.repeats_heads and is_grouped:
-        key, value = ops.repeat_interleave(key, groups), ops.repeat_interleave(value, groups)
     attn_output = scaled_dot_product_attention(kernels, query, key, value, mask, is_grouped=is_grouped)
     attn_output = contiguous(transpose(attn_output, 1, 2))
     return attn_output, None
@@ -441,7 +341,20 @@ def scaled_dot_product_attention(
     *,
     is_grouped: bool = False,
 ) -> Tensor:
-    """torch's function of that name; `is_grouped` is its enable_gqa."""
+    """torch's function of that name; `is_grouped` is its enable_gqa.
+
+    Autocast lowers its operands; so does Transformers' wrapper of the flash-attn package
+    (modeling_flash_attention_utils.py).
+    """
+    autocast = current().autocast
+    if autocast is not None or (kernels.is_package and query.dtype == "f32"):
+        dtype = autocast.dtype if autocast is not None else "f16"
+        query, key, value = to(query, dtype), to(key, dtype), to(value, dtype)
+    if kernels.is_package:
+        mask = None
+    if kernels.repeats_heads and query.shape[1] != key.shape[1]:
+        n, is_grouped = query.shape[1] // key.shape[1], False
+        key, value = ops.repeat_interleave(key, n), ops.repeat_interleave(value, n)
     kernel = kernels.choose(
         is_half=query.dtype != "f32",
         head_width=query.shape[-1],
@@ -504,6 +417,7 @@ ACTIVATIONS: dict[str, Module] = {
     "gelu_pytorch_tanh": gelu,
     "gelu_new": _gelu_new,
     "relu": relu,
+    "relu2": relu_squared,
 }
 """Activations whose kernels are known, by the names of transformers/activations.py."""
 

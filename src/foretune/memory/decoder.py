@@ -29,6 +29,8 @@ class Modules(NamedTuple):
     """A parameter by absolute name."""
     optional: Callable[[str], Tensor | None]
     """A parameter by absolute name, or None."""
+    has: Callable[[str], bool]
+    """Whether there is a linear layer of this absolute name."""
     buffer: Callable[[str], Tensor]
     """A buffer by name, a layer's by absolute name."""
     attention: Literal["sdpa", "eager"]
@@ -53,6 +55,8 @@ class Decoder:
     """The class applies the cap on logits that its config names."""
     upcasts_logits: ClassVar[bool] = False
     """The class makes its logits fp32."""
+    scales_logits: ClassVar[bool] = False
+    """The class multiplies or divides its logits by a number (granite, cohere)."""
     embedding_name: ClassVar[str] = "model.embed_tokens.weight"
     final_norm_name: ClassVar[str] = "model.norm"
 
@@ -105,6 +109,7 @@ class Decoder:
             inputs_embeds = self.embed(input_ids)
         if run.embeddings_want_grad:
             inputs_embeds.needs_grad = True  # enable_input_require_grads: a leaf
+        inputs_embeds = self.after_embedding(inputs_embeds)
         cache = Cache() if run.keeps_cache else None
         position_ids = add_scalar(Tensor((run.sequence_length,), "i64"))
         position_ids = unsqueeze(position_ids, 0)
@@ -113,8 +118,12 @@ class Decoder:
         if self.mask_kwargs and attention_mask is None:
             _mask_kwargs = {"inputs_embeds": inputs_embeds, "position_ids": position_ids}
         masks = self.masks(run, inputs_embeds) if attention_mask is None else attention_mask
+        if type(self).rescaled is not Decoder.rescaled:
+            inputs_embeds = hidden_states = self.rescaled(inputs_embeds)
+        hidden_states, _late_embeds = self.begin_after_masks(hidden_states, position_ids)
         hidden_states = self.after_masks(hidden_states)
         tables = self.position_tables(hidden_states, position_ids)
+        hidden_states = self.before_layers(hidden_states)
         for i, layer in enumerate(self.layers):
             step = layer.checkpointed if run.is_checkpointed else layer.forward
             tape.segment("forward", i)
@@ -132,11 +141,27 @@ class Decoder:
         hidden_states = call(self.norm, hidden_states)
         return hidden_states, cache
 
+    def after_embedding(self, inputs_embeds: Tensor) -> Tensor:
+        """What the class does to the embedding's output before anything else."""
+        return inputs_embeds
+
     def begin(self, inputs_embeds: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return what enters the first layer, and position embeddings that the class's forward holds on to."""
         return inputs_embeds, None
 
+    def rescaled(self, inputs_embeds: Tensor) -> Tensor:
+        """What takes the place of the embeddings once the masks are there (granitemoe)."""
+        return inputs_embeds
+
+    def begin_after_masks(self, hidden_states: Tensor, position_ids: Tensor) -> tuple[Tensor, Any]:
+        """As `begin`, for classes that make their masks first."""
+        return hidden_states, None
+
     def after_masks(self, hidden_states: Tensor) -> Tensor:
+        return hidden_states
+
+    def before_layers(self, hidden_states: Tensor) -> Tensor:
+        """What stands between the position tables and the first layer."""
         return hidden_states
 
     def position_tables(self, hidden_states: Tensor, position_ids: Tensor) -> dict[str, Any]:
@@ -171,7 +196,7 @@ class RunOptions:
         *,
         micro_batch_size: int,
         sequence_length: int,
-        attention: Literal["sdpa", "eager"],
+        attention: Literal["sdpa", "eager", "flash_attention_2"],
         is_checkpointed: bool,
         embeddings_want_grad: bool,
         keeps_cache: bool,
@@ -193,7 +218,10 @@ class RunOptions:
     def causal_mask(
         self, inputs_embeds: Tensor, window: int | None, *, can_skip: bool = True, has_positions: bool = True
     ) -> Tensor | None:
-        """create_causal_mask and create_sliding_window_causal_mask (transformers/masking_utils.py)."""
+        """create_causal_mask and create_sliding_window_causal_mask (transformers/masking_utils.py).
+
+        Where positions are passed, they are asked whether they belong to packed rows.
+        """
         b, s = self.micro_batch_size, self.sequence_length
         padding = None
         if self.padding is None:
@@ -201,18 +229,27 @@ class RunOptions:
                 _ask_whether_packed(b, s)
         else:
             padding = ops.to(self.padding, "bool")
+        if self.attention == "flash_attention_2":
+            window = None  # an argument of the package's kernel, not a mask
         is_windowed = window is not None and s >= window
-        if self.attention == "sdpa" and can_skip and not is_windowed:
+        if self.attention != "eager" and can_skip and not is_windowed:
             if padding is not None:
                 _ask_whether_all(padding)
             return None
         table = _mask_table(b, s, padding, window is not None)
-        if self.attention == "sdpa":
+        if self.attention != "eager":
             return table
         zero, least = Tensor((), inputs_embeds.dtype), Tensor((), inputs_embeds.dtype)
         out = Tensor((b, 1, s, s), inputs_embeds.dtype)
         del least, zero, table, padding
         return out
+
+    def ask_whether_padded(self) -> None:
+        """create_recurrent_attention_mask: a mask of ones is asked about and dropped."""
+        if self.padding is not None and self.sequence_length > 1:
+            equal = Tensor(self.padding.shape, "bool")
+            _answer = Tensor((), "bool")
+            del equal
 
 
 def _ask_whether_packed(b: int, s: int) -> None:

@@ -8,7 +8,7 @@ expert decides nothing: every array has T*k rows, sorted by expert.
 from collections.abc import Callable
 
 from foretune.memory.blocks import Module, call
-from foretune.memory.layout import Shape, numel
+from foretune.memory.layout import Shape, iterator_strides, numel
 from foretune.memory.ops import (
     add_in_place,
     expand,
@@ -27,6 +27,7 @@ from foretune.memory.tape import ITEM_BYTES, Grads, Node, Tensor, attach, curren
 
 __all__ = [
     "Experts",
+    "clamp",
     "divide",
     "divide_in_place",
     "gated",
@@ -107,6 +108,26 @@ def divide_in_place(a: Tensor, b: Tensor) -> Tensor:
         return a
     node.save(b, like(a) if b.needs_grad else None)
     return attach(node, a.detach())
+
+
+def clamp(t: Tensor, num_bounds: int = 1) -> Tensor:
+    """clamp by one bound or two: n*s; saves the input; backward n*s, beside a zero and which values were within (n
+    bytes for each bound)."""
+
+    def formula(grads: Grads, node: Node, t: Tensor) -> Grads:
+        grad = _only(grads)
+        zero = Tensor((), grad.dtype)
+        mask = like(t, "bool")
+        if num_bounds > 1:
+            like(t, "bool")  # the other bound's, which is joined in place
+        out = Tensor(t.shape, grad.dtype, iterator_strides(t.shape, [mask, grad]))
+        del mask, zero
+        return [out]
+
+    node = node_for(formula, t)
+    if node:
+        node.save(t)
+    return attach(node, like(t))
 
 
 def gather_last(t: Tensor, index: Tensor) -> Tensor:

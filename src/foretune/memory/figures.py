@@ -12,12 +12,13 @@ from foretune.errors import ConfigError, UnsupportedError
 from foretune.memory.allocator import Program, Replay, replay
 from foretune.memory.answer import MemoryEstimate, PhaseMemory
 from foretune.memory.components import Facts, components_at, describe_components
+from foretune.memory.interval import intervals_around
 from foretune.memory.kernels import CUDNN_MAX_WIDTHS, MAX_MICROSTEPS, SORTED_FROM_TOKENS, AttentionKernels
-from foretune.memory.overhead import context_bytes, host_need, safety_margin
+from foretune.memory.overhead import context_bytes, host_need
 from foretune.memory.stack import StackProfile
 from foretune.models import ModelShape, Projection, lora_parameters, resolve_targets
 
-__all__ = ["ESTIMATOR_VERSION", "Figures", "assemble", "facts_of", "figures_of", "kernels_of"]
+__all__ = ["ESTIMATOR_VERSION", "Figures", "assemble", "facts_of", "figures_of", "kernels_for", "kernels_of"]
 
 EXTRAPOLATED = "So long a program is replayed with fewer layers; what the allocator adds is extrapolated."
 KERNEL_WORDS = {"cudnn": "cuDNN", "flash": "flash", "efficient": "memory-efficient", "math": "math"}
@@ -67,7 +68,9 @@ def _peak_phase(program: Program, result: Replay) -> str:
 def facts_of(config: TrainingConfig, shape: ModelShape) -> Facts:
     """Count what is trained, adapted and quantized. Raises ConfigError for unknown LoRA targets."""
     adapted = () if config.lora is None else resolve_targets(shape, config.lora.targets)
-    trainable = shape.text_params if config.lora is None else lora_parameters(adapted, config.lora.rank)
+    trainable = (
+        shape.text_params - shape.frozen_params if config.lora is None else lora_parameters(adapted, config.lora.rank)
+    )
     if config.lora is not None:
         trainable += _trained_beside(config.lora, shape, adapted)
     quantized = sum(p.in_features * p.out_features * len(p.layers) for p in shape.projections if p.is_quantizable)
@@ -119,7 +122,17 @@ def assemble(
     config, shape = facts.config, facts.shape
     context = context_bytes(device)
     attention_kernel = _kernel_name(config, kernels_run)
-    margin, basis = safety_margin(config, figures.reserved, is_extrapolated=is_extrapolated)
+    untested = _untested_paths(config, shape, device, stack, attention_kernel)
+    around = intervals_around(
+        config,
+        stack,
+        context,
+        allocated_bytes=figures.allocated,
+        reserved_bytes=figures.reserved,
+        num_params=shape.total_params,
+        is_untested=bool(untested),
+        is_extrapolated=is_extrapolated,
+    )
     return MemoryEstimate(
         kind=kind,
         estimator_version=ESTIMATOR_VERSION,
@@ -136,11 +149,14 @@ def assemble(
         requested_bytes=requested_bytes,
         allocated_bytes=figures.allocated,
         reserved_bytes=figures.reserved,
+        allocated_interval=around.allocated,
+        reserved_interval=around.reserved,
+        process_interval=around.process,
         context=context,
-        process_bytes=figures.reserved + context.likely_bytes,
-        safety_margin_bytes=margin,
-        safety_margin_basis=basis,
-        need_bytes=figures.reserved + context.high_bytes + margin,
+        process_bytes=around.process.likely_bytes,
+        safety_margin_bytes=around.reserved.high_bytes - figures.reserved,
+        safety_margin_basis=around.reserved.basis,
+        need_bytes=around.process.high_bytes,
         peak_phase=figures.peak_phase,
         components=describe_components(figures.sums, facts),
         phases=tuple(
@@ -149,7 +165,7 @@ def assemble(
         ),
         host=host_need(config, shape, facts.trainable_params),
         assumptions=(*_assumptions(config, shape, device, stack), *([EXTRAPOLATED] if is_extrapolated else [])),
-        untested_paths=_untested_paths(config, shape, device, stack, attention_kernel),
+        untested_paths=untested,
     )
 
 
@@ -165,6 +181,17 @@ def kernels_of(device: DeviceSpec | None, stack: StackProfile) -> AttentionKerne
         cudnn_max_width=CUDNN_MAX_WIDTHS.get(capability or "", 0) if stack.prefers_cudnn else 0,
         has_safe_softmax=stack.has_safe_softmax,
     )
+
+
+def kernels_for(
+    config: TrainingConfig, shape: ModelShape, device: DeviceSpec | None, stack: StackProfile
+) -> AttentionKernels:
+    """Say which attention kernels run for a model: the flash-attn package's where it is asked for."""
+    kernels = kernels_of(device, stack)
+    if config.attention != "flash_attention_2":
+        return kernels
+    repeats_heads = shape.model_type in stack.flash_repeats_heads_of
+    return kernels._replace(is_package=True, repeats_heads=repeats_heads)
 
 
 def _kernel_name(config: TrainingConfig, kernels_run: Collection[str]) -> str:

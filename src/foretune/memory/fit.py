@@ -15,8 +15,13 @@ from foretune.memory.templates import Recording
 from foretune.models import ModelShape
 from foretune.units import format_bytes
 
-__all__ = ["assess_fit", "published_quantized_because"]
+__all__ = ["assess_fit", "published_quantized_because", "sure_budget"]
 
+SPILLING = frozenset({"windows", "wsl"})
+SPILL = (
+    "On Windows and WSL the driver does not stop there but spills into system memory, where steps take many times "
+    "longer; only the card's own memory is counted here."
+)
 NUM_CHANGES = 3
 MOST_STEPS = 16
 MISSING_OF_MARKETING_PERCENT = 7
@@ -35,10 +40,10 @@ def assess_fit(
 ) -> Fit:
     """Say whether an estimate fits a device, against what is free now where that is known.
 
-    fits: reserved, the context's upper end and the safety margin are within what is surely there. tight: reserved and
-    the context's lower end are within the budget, or the allocator gets by when it empties its cache. does not fit:
-    neither. unknown: the model is published only quantized, the device does not run CUDA or shares its memory with
-    the CPU. `program` is what a trace rests on; without it the estimate's is recorded where it must be replayed.
+    fits: the upper end of the process' 90 % interval is within what is surely there. tight: its lower end is within
+    the budget, or the allocator gets by when it empties its cache. does not fit: neither. unknown: the model is
+    published only quantized, the device does not run CUDA or shares its memory with the CPU. `program` is what a trace
+    rests on; without it the estimate's is recorded where it must be replayed.
     """
     budget = device.free_bytes if device.free_bytes is not None else device.total_bytes
     unknown = _unknown_because(shape, device)
@@ -47,6 +52,8 @@ def assess_fit(
     because = unknown or ""
     if unknown is None:
         verdict, because = case.judge(estimate, lambda: program or _program_of(record(config, shape, device, stack)[0]))
+    if verdict in ("tight", "does not fit") and (device.platform in SPILLING or stack.platform in SPILLING):
+        because = f"{because} {SPILL}"
     changes: tuple[Change, ...] = ()
     if verdict in ("tight", "does not fit") and with_changes:
         changes = case.nearest_changes(config, verdict)
@@ -70,6 +77,14 @@ def published_quantized_because(shape: ModelShape) -> str | None:
         "the unquantized architecture, for which there is no checkpoint to load; the published one is refused before "
         "any weight, because its own quantization could override what is asked for."
     )
+
+
+def sure_budget(device: DeviceSpec) -> int:
+    """Return what is surely there: what is free now, else the total; of a size on a box less what may be missing."""
+    if device.free_bytes is not None:
+        return device.free_bytes
+    is_marketing = device.total_is == "marketing"
+    return device.total_bytes * (100 - MISSING_OF_MARKETING_PERCENT) // 100 if is_marketing else device.total_bytes
 
 
 def _unknown_because(shape: ModelShape, device: DeviceSpec) -> str | None:
@@ -105,9 +120,8 @@ class _Case(NamedTuple):
     def judge(self, need: MemoryEstimate, program: Callable[[], Program | None]) -> tuple[Verdict, str]:
         """Return the verdict and what it rests on; `program` is called where it must be replayed."""
         budget, total = self.budget, format_bytes(need.need_bytes)
-        is_marketing = self.device.total_is == "marketing" and self.device.free_bytes is None
-        sure = budget * (100 - MISSING_OF_MARKETING_PERCENT) // 100 if is_marketing else budget
-        least = need.reserved_bytes + need.context.low_bytes
+        sure = sure_budget(self.device)
+        least = need.process_interval.low_bytes
         capacity = budget - need.context.low_bytes
         largest = need.largest_component
         share = f"The largest part is {largest.name}, {format_bytes(largest.num_bytes)}."
@@ -118,9 +132,7 @@ class _Case(NamedTuple):
             return "tight", f"It needs {total}, and {missing}: {format_bytes(sure)} are sure. {share}"
         more = format_bytes(need.need_bytes - budget)
         if least <= budget:
-            text = (
-                f"It may run: without the safety margin and with the smallest context it needs {format_bytes(least)}."
-            )
+            text = f"It may run: at the lower end of its interval it needs {format_bytes(least)}."
             return "tight", f"{text} To be sure, {more} more must be free. {share}"
         if need.allocated_bytes <= capacity and _runs_within(capacity, program()):
             text = "It runs only where the allocator empties its cache each time it is full, which costs time"

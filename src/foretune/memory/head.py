@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 from foretune.memory.kernels import chunk_tokens
-from foretune.memory.ops import add, contiguous, cross_entropy, linear, scale, split_rows, tanh, to, view
+from foretune.memory.ops import add, contiguous, cross_entropy, linear, mul, scale, split_rows, tanh, to, view
 from foretune.memory.tape import Tensor, checkpoint, current
 
-__all__ = ["HEADS", "Backbone"]
+__all__ = ["Backbone", "ChunkedHead", "StockHead", "TransformersHead"]
 
 Backbone = Callable[[Tensor], tuple[Tensor, Any]]
 """From token ids to hidden states and the cache."""
@@ -19,11 +19,16 @@ class StockHead:
     The model's forward ends with the logits, so hidden states die there unless the head is trained.
     """
 
+    num_items: Tensor | None = None
+    """How many targets the update has, where the loop counts them: the model's loss is a sum divided by it."""
     is_upcast = False
     """The class itself makes its logits fp32 (Mllama)."""
 
-    def __init__(self, backbone: Backbone, weight: Tensor, bias: Tensor | None, *, has_softcap: bool) -> None:
-        self.backbone, self.weight, self.bias, self.has_softcap = backbone, weight, bias, has_softcap
+    def __init__(
+        self, backbone: Backbone, weight: Tensor, bias: Tensor | None, *, has_softcap: bool, is_scaled: bool = False
+    ) -> None:
+        self.backbone, self.weight, self.bias = backbone, weight, bias
+        self.has_softcap, self.is_scaled = has_softcap, is_scaled
 
     def __call__(self, input_ids: Tensor, targets: Tensor, phase: str) -> dict[str, Any]:
         """Run the step's forward; `phase` is entered where the head begins."""
@@ -45,43 +50,57 @@ class StockHead:
         return to(self.logits(hidden_states), "f32") if self.is_upcast else self.logits(hidden_states)
 
     def logits(self, hidden_states: Tensor) -> Tensor:
-        """[..., V], capped where the family caps them (models/gemma2/modeling_gemma2.py)."""
-        logits = linear(hidden_states, self.weight, self.bias)
+        """[..., V], scaled (models/granite/modeling_granite.py) or capped (models/gemma2) where the family does."""
+        logits = self.product(hidden_states)
+        if self.is_scaled:
+            logits = scale(logits)
         if self.has_softcap:
             logits = scale(logits)
             logits = tanh(logits)
             logits = scale(logits)
         return logits
 
+    def product(self, hidden_states: Tensor) -> Tensor:
+        """The head itself."""
+        return linear(hidden_states, self.weight, self.bias)
+
 
 class TransformersHead(StockHead):
     """The model's own loss_function (transformers/loss/loss_utils.py): labels are shifted, logits handed back."""
 
     def __call__(self, input_ids: Tensor, targets: Tensor, phase: str) -> dict[str, Any]:
+        """Run the model's forward with labels."""
         outputs = self.backbone(input_ids)
         current().enter(phase)
         with current().counted_as("logits and loss"):
             hidden_states = outputs[0]
             logits = self.model_logits(hidden_states)
-            loss = _causal_lm_loss(logits, targets, self.weight.shape[0])
+            loss = self.loss(logits, targets)
         return {"loss": loss, "logits": logits, "cache": outputs[1]}
 
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """ForCausalLMLoss: labels are padded by one and shifted, which copies them at a batch of two and more."""
+        logits = to(logits, "f32")
+        labels = Tensor((labels.shape[0], labels.shape[1] + 1), "i64")
+        shift_labels = contiguous(labels.view_as((labels.shape[0], labels.shape[1] - 1), labels.strides))
+        logits = view(logits, -1, self.weight.shape[0])
+        shift_labels = view(shift_labels, -1)
+        loss = self._mean(logits, shift_labels)
+        return loss  # noqa: RET504 - the local outlives the call's temporaries
 
-def _causal_lm_loss(logits: Tensor, labels: Tensor, vocab_size: int) -> Tensor:
-    """ForCausalLMLoss: labels are padded by one and shifted, which copies them at a batch of two and more."""
-    logits = to(logits, "f32")
-    labels = Tensor((labels.shape[0], labels.shape[1] + 1), "i64")
-    shift_labels = contiguous(labels.view_as((labels.shape[0], labels.shape[1] - 1), labels.strides))
-    logits = view(logits, -1, vocab_size)
-    shift_labels = view(shift_labels, -1)
-    loss = cross_entropy(logits, shift_labels)
-    return loss  # noqa: RET504 - the local outlives the call's temporaries
+    def _mean(self, source: Tensor, target: Tensor) -> Tensor:
+        """fixed_cross_entropy."""
+        loss = cross_entropy(source, target)
+        if self.num_items is not None:
+            loss = mul(loss, self.num_items)
+        return loss
 
 
 class ChunkedHead(StockHead):
     """Head and loss over a chunk of tokens at a time, recomputed in backward: full logits never exist."""
 
     def __call__(self, input_ids: Tensor, targets: Tensor, phase: str) -> dict[str, Any]:
+        """Run the step's forward."""
         hidden_states = self.backbone(input_ids)[0]
         current().enter(phase)
         with current().counted_as("logits and loss"):
@@ -97,11 +116,3 @@ class ChunkedHead(StockHead):
     def _chunk(self, hidden_states: Tensor, targets: Tensor) -> Tensor:
         logits = self.logits(hidden_states)
         return cross_entropy(to(logits, "f32"), targets)
-
-
-HEADS: dict[tuple[str, str], type[StockHead]] = {
-    ("stock", "own"): StockHead,
-    ("stock", "transformers"): TransformersHead,
-    ("chunked", "own"): ChunkedHead,
-}
-"""By loss backend and whose loss it is."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from foretune.memory import kernels
 from foretune.memory.layout import Shape, broadcast_shape, is_contiguous, iterator_strides, numel, view_strides
 from foretune.memory.tape import (
+    FLOATS,
     ITEM_BYTES,
     Formula,
     Grads,
@@ -32,6 +33,7 @@ __all__ = [
     "cat_last",
     "clone",
     "contiguous",
+    "count_all",
     "cross_entropy",
     "cudnn_attention",
     "dropout",
@@ -45,6 +47,7 @@ __all__ = [
     "layer_norm",
     "like",
     "linear",
+    "lowered",
     "matmul4",
     "mean_last",
     "mm",
@@ -52,23 +55,27 @@ __all__ = [
     "narrow",
     "pad_last",
     "product",
+    "product_into",
     "relu",
     "repeat_heads",
     "repeat_interleave",
     "reshape",
     "rsqrt",
     "scale",
+    "scale_in_place",
     "silu",
     "softmax",
     "split_last",
     "split_rows",
     "square",
+    "sum_all",
     "tanh",
     "to",
     "transpose",
     "transposed",
     "unsqueeze",
     "view",
+    "widened",
 ]
 
 
@@ -107,7 +114,9 @@ def reshape(t: Tensor, shape: Shape) -> Tensor:
     strides = view_strides(t.shape, t.strides, shape)
     if strides is not None:
         return _view(t, shape, strides)
-    return view(clone(t), *shape)
+    out = view(clone(t), *shape)
+    out.is_view = False  # _unsafe_view: it does not hold a base, so the engine may add to it in place
+    return out
 
 
 def transpose(t: Tensor, a: int, b: int) -> Tensor:
@@ -235,6 +244,33 @@ def to(t: Tensor, dtype: str) -> Tensor:
     return attach(node_for(lambda grads, node: (like(grads[0], back),), t), like(t, dtype))
 
 
+def lowered(t: Tensor) -> Tensor:
+    """A product's operand in autocast's precision (cached_cast): n*s unless it has it; a trained fp32 leaf is cast once
+    for the whole block."""
+    autocast = current().autocast
+    if autocast is None or t.dtype == autocast.dtype or t.dtype not in FLOATS:
+        return t
+    if t.dtype == "f32" and t.needs_grad and type(t.edge) is not tuple:
+        return autocast.kept(t, to)
+    return to(t, autocast.dtype)
+
+
+def widened(t: Tensor) -> Tensor:
+    """An operand in fp32 where autocast asks for range (norms, powers, losses): n*4, or itself."""
+    return t if current().autocast is None else to(t, "f32")
+
+
+def _in_lower_precision(operation: "Op", *operands: Tensor | None) -> Tensor:
+    """Cast the operands from the last to the first, and run with autocast out of the way."""
+    tape = current()
+    autocast, casts = tape.autocast, [None if t is None else lowered(t) for t in operands[::-1]][::-1]
+    tape.autocast = None
+    try:
+        return operation(*casts)
+    finally:
+        tape.autocast = autocast
+
+
 def add(a: Tensor, b: Tensor) -> Tensor:
     """n*s in the promoted dtype; backward passes the gradient on (the engine sums over broadcast dimensions)."""
     return attach(node_for(lambda grads, node: (grads[0], grads[0]), a, b), like_iterator(a, b))
@@ -254,6 +290,11 @@ def add_scalar(t: Tensor) -> Tensor:
 def scale(t: Tensor) -> Tensor:
     """t * number, t / number, -t: n*s; backward n*s."""
     return attach(node_for(lambda grads, node: (like(grads[0]),), t), like(t))
+
+
+def scale_in_place(t: Tensor) -> Tensor:
+    """t *= number: nothing; backward n*s."""
+    return attach(node_for(lambda grads, node: (like(grads[0]),), t), t.detach())
 
 
 def _mul_grad(grads: Grads, node: Node, *saved: Tensor) -> Grads:
@@ -282,6 +323,7 @@ def _square_grad(grads: Grads, node: Node, t: Tensor) -> Grads:
 
 def square(t: Tensor) -> Tensor:
     """pow(2): n*s; saves the input; backward makes power, scaled, product (three n*s, two die at once)."""
+    t = widened(t)
     node = node_for(_square_grad, t)
     if node:
         node.save(t)
@@ -298,6 +340,7 @@ def _rsqrt_grad(grads: Grads, node: Node, result: Tensor) -> Grads:
 
 def rsqrt(t: Tensor) -> Tensor:
     """n*s; saves the result; backward makes power, scaled, product."""
+    t = widened(t)
     node = node_for(_rsqrt_grad, t)
     out = like(t)
     if node:
@@ -310,6 +353,25 @@ def mean_last(t: Tensor) -> Tensor:
     shape = t.shape
     node = node_for(lambda grads, node: (Tensor(shape, _only(grads).dtype),), t)
     return attach(node, Tensor((*t.shape[:-1], 1), t.dtype))
+
+
+def sum_all(t: Tensor) -> Tensor:
+    """sum(): a scalar, and partial sums of a long one; backward passes an expanded gradient on."""
+    t = widened(t)
+    shape = t.shape
+    node = node_for(lambda grads, node: (expand(_only(grads), shape),), t)
+    out = Tensor((), t.dtype)
+    current().reduction(1, numel(shape), is_inner=True)
+    return attach(node, out)
+
+
+def count_all(t: Tensor) -> Tensor:
+    """sum() of truth values: 8 bytes, from a copy as int64 (8n, and partial sums of a long one)."""
+    out = Tensor((), "i64")
+    device = current().rules.multiprocessors
+    partial = kernels.reduction_workspaces(1, numel(t.shape), is_inner=True, device=device)
+    current().temporaries(numel(t.shape) * ITEM_BYTES["i64"], *partial)
+    return out
 
 
 def cat_last(parts: Sequence[Tensor]) -> Tensor:
@@ -397,7 +459,7 @@ def softmax(t: Tensor, dtype: str | None = None, *, is_one_kernel: bool = False)
 # ------------------------------------------------------------------ norms
 def _layer_norm_grad(grads: Grads, node: Node, *saved: Tensor) -> Grads:
     grad, (first, second, third) = _only(grads), node.edges
-    t = saved[-4]
+    t = contiguous(saved[max(len(saved) - 4, 0)])
     out: Grads = [None, None, None]
     if first:
         out[0] = Tensor(t.shape, t.dtype)
@@ -408,14 +470,16 @@ def _layer_norm_grad(grads: Grads, node: Node, *saved: Tensor) -> Grads:
     return out
 
 
-def layer_norm(t: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def layer_norm(t: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     """native_layer_norm: n*s, and mean and rstd (fp32, one a row); saves input, weight, mean, rstd; backward n*s."""
+    t = widened(t)
+    weight, bias = (None if p is None else widened(p) for p in (weight, bias))
     node = node_for(_layer_norm_grad, t, weight, bias)
-    x = contiguous(t)
+    x = contiguous(t.detach())
     out = Tensor(x.shape, x.dtype)
     mean, rstd = Tensor((*t.shape[:-1], 1), "f32"), Tensor((*t.shape[:-1], 1), "f32")
     if node:
-        node.save(bias, x, mean, rstd, weight)
+        node.save(bias, t, weight, mean, rstd)
     del mean, rstd
     return attach(node, out)
 
@@ -424,6 +488,12 @@ def layer_norm(t: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def product(shape: Shape, dtype: str) -> Tensor:
     """The result of a matrix product; the first one on a thread brings cuBLAS's workspace."""
     out = Tensor(shape, dtype)
+    current().workspace("cublas", current().rules.cublas_bytes)
+    return out
+
+
+def product_into(out: Tensor) -> Tensor:
+    """A matrix product written over a tensor: nothing but the workspace."""
     current().workspace("cublas", current().rules.cublas_bytes)
     return out
 
@@ -444,6 +514,8 @@ def _weight_gradient(shape: Shape, dtype: str, weight_strides: Shape) -> Tensor:
 def mm(a: Tensor, b: Tensor) -> Tensor:
     """rows*out*s (+ workspace); saves b if a wants a gradient, a if b does; backward: b's gradient first, in b's
     layout, then a's."""
+    if current().autocast is not None:
+        return _in_lower_precision(mm, a, b)
     layout = b.strides
 
     def formula(grads: Grads, node: Node, *saved: Tensor) -> Grads:
@@ -462,6 +534,8 @@ def mm(a: Tensor, b: Tensor) -> Tensor:
 
 def addmm(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """As mm, and cublasLt's workspace once a thread; backward: mat1's, mat2's, then the bias' (the engine's sum)."""
+    if current().autocast is not None:
+        return _in_lower_precision(addmm, bias, a, b)
     layout = b.strides
 
     def formula(grads: Grads, node: Node, *saved: Tensor) -> Grads:
@@ -484,6 +558,8 @@ def addmm(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x @ weight.T (+ bias); leading dimensions are folded by reshape: a copy where x is not contiguous."""
+    if current().autocast is not None:
+        return _in_lower_precision(linear, x, weight, bias)
     rows = x.shape[:-1]
     if bias is not None:
         flat = reshape(x, (numel(rows), x.shape[-1]))
@@ -497,6 +573,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def fold_mm(x: Tensor, w: Tensor, rows: Shape) -> Tensor:
     """x @ w with x's leading dimensions folded."""
+    if current().autocast is not None:
+        return _in_lower_precision(lambda a, b: fold_mm(a, b, rows), x, w)
     flat = reshape(x, (numel(rows), x.shape[-1]))
     out = mm(flat, w)
     del flat
@@ -507,6 +585,8 @@ def fold_mm(x: Tensor, w: Tensor, rows: Shape) -> Tensor:
 
 def bmm(a: Tensor, b: Tensor) -> Tensor:
     """[N, M, K] @ [N, K, P]: n*s; saves and computes as mm does."""
+    if current().autocast is not None:
+        return _in_lower_precision(bmm, a, b)
 
     def formula(grads: Grads, node: Node, *saved: Tensor) -> Grads:
         grad, held, (first, second) = _only(grads), list(saved), node.edges
@@ -525,6 +605,8 @@ def bmm(a: Tensor, b: Tensor) -> Tensor:
 
 def matmul4(a: Tensor, b: Tensor) -> Tensor:
     """[B, H, M, K] @ [B, H, K, N]: both are reshaped to three dimensions, which copies what strides do not allow."""
+    if current().autocast is not None:
+        return _in_lower_precision(matmul4, a, b)
     batch = broadcast_shape(a.shape[:2], b.shape[:2])
     first = reshape(expand(a, (*batch, *a.shape[2:])), (numel(batch), *a.shape[2:]))
     second = reshape(expand(b, (*batch, *b.shape[2:])), (numel(batch), *b.shape[2:]))
@@ -660,6 +742,7 @@ def _nll_loss(t: Tensor, target: Tensor) -> Tensor:
 
 def cross_entropy(source: Tensor, target: Tensor) -> Tensor:
     """log_softmax (n*s, saved) and nll_loss (two scalars); backward n*s for each, so 3 n*s at its peak."""
+    source = widened(source)
     loss = _nll_loss(_log_softmax(source), target)
     return loss  # noqa: RET504 - the local outlives the call's temporaries, as in torch
 

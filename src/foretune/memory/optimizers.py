@@ -1,14 +1,16 @@
 """What optimizers allocate: states in the first update, temporaries in each."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from foretune.contract import OptimizerSettings
 from foretune.memory.kernels import foreach_norm_workspace
 from foretune.memory.layout import numel
 from foretune.memory.tape import ITEM_BYTES, Storage, Tensor, current, promote
+from foretune.models import ParameterSpec
 
-__all__ = ["Optimizer", "clip_gradients", "make_optimizer"]
+__all__ = ["Optimizer", "Parameters", "clip_gradients", "has_decay", "make_optimizer"]
 
 Parameters = Sequence[tuple[int | None, Tensor]]
 
@@ -52,14 +54,19 @@ class _Optimizer:
         """Temporaries of the update."""
 
     def zero_grad(self) -> None:
-        tape = current()
-        for layer, p in self.parameters:
-            tape.segment("zero", layer)
-            p.grad = None
-        tape.segment("zero end")
+        let_go(self.parameters)
 
 
-def _by_dtype(trained: Parameters) -> list[Parameters]:
+def let_go(parameters: Parameters) -> None:
+    """Let go of all gradients."""
+    tape = current()
+    for layer, p in parameters:
+        tape.segment("zero", layer)
+        p.grad = None
+    tape.segment("zero end")
+
+
+def _by_dtype(trained: Parameters) -> Sequence[Parameters]:
     """Group as foreach operators do, which take one dtype at a time (torch/utils/_foreach_utils.py). Their map is
     C++'s, where the dtype that was met last comes first."""
     groups: dict[str, list[tuple[int | None, Tensor]]] = {}
@@ -106,19 +113,20 @@ class Adamw8bit(_Optimizer):
     """bitsandbytes' AdamW8bit (optim/optimizer.py): two states of one byte and two fp32 scales for 256 elements;
     tensors under 4,096 elements keep fp32 states. Paged: states of 1e5 elements and more live in managed memory."""
 
-    def __init__(self, parameters: Parameters, *, is_paged: bool) -> None:
+    def __init__(
+        self, parameters: Parameters, *, is_paged: bool, maps: list[Storage], in_32bit: Collection[int]
+    ) -> None:
         super().__init__(parameters)
-        self.is_paged = is_paged
-        self.maps: list[Storage] = []
+        self.is_paged, self.maps, self.in_32bit = is_paged, maps, in_32bit
 
     def make_states(self, p: Tensor) -> Any:
         n = numel(p.shape)
         is_on_device = not self.is_paged or n < PAGED_FROM_ELEMENTS
-        if n < MIN_8BIT_ELEMENTS:
-            return [Tensor(p.shape, "f32") for _ in range(2)]
+        if n < MIN_8BIT_ELEMENTS or id(p) in self.in_32bit:
+            return [Tensor(p.shape, "f32") for _ in range(2)] if is_on_device else []
         if not self.maps:
             current().segment("maps")
-            self.maps = [Storage(256 * ITEM_BYTES["f32"]) for _ in range(2)]
+            self.maps += [Storage(256 * ITEM_BYTES["f32"]) for _ in range(2)]
         states = [Tensor(p.shape, "u8") for _ in range(2)] if is_on_device else []
         return states + [Tensor((-(-n // 256),), "f32") for _ in range(2)]
 
@@ -138,17 +146,67 @@ class Sgd(_Optimizer):
             _temporary_of_gradients(trained, "decay")
 
 
-def make_optimizer(settings: OptimizerSettings, parameters: Parameters) -> Optimizer:
-    """Return the optimizer that the settings name."""
+_WITHOUT_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
+"""Names of parameters without weight decay (Trainer.get_decay_parameter_names)."""
+
+
+def has_decay(spec: ParameterSpec) -> bool:
+    """Say whether Trainer's optimizer gives a parameter weight decay: norms and biases have none."""
+    return spec.role != "norm" and not _WITHOUT_DECAY.search(spec.name.lower())
+
+
+class _Groups:
+    """One optimizer with several groups, each with its own pass."""
+
+    def __init__(self, parameters: Parameters, groups: Sequence[_Optimizer]) -> None:
+        self.parameters, self.groups = parameters, groups
+
+    def step(self) -> None:
+        for group in self.groups:
+            group.step()
+
+    def zero_grad(self) -> None:
+        """The model's: in module order."""
+        let_go(self.parameters)
+
+
+def make_optimizer(
+    settings: OptimizerSettings,
+    parameters: Parameters,
+    *,
+    undecayed: Collection[int] | None = None,
+    in_32bit: Collection[int] = (),
+) -> Optimizer:
+    """Return the optimizer that the settings name.
+
+    `undecayed` are a group of their own, without weight decay; 8-bit optimizers keep fp32 states for those `in_32bit`.
+    Both by identity.
+    """
+    maps: list[Storage] = []
+    if undecayed is None:
+        return _one_group(settings, parameters, maps, in_32bit, settings.weight_decay > 0)
+    groups = [[(layer, p) for layer, p in parameters if (id(p) in undecayed) is not has] for has in (True, False)]
+    decays = settings.weight_decay > 0, False
+    made = [_one_group(settings, group, maps, in_32bit, decay) for group, decay in zip(groups, decays, strict=True)]
+    return _Groups(parameters, made)
+
+
+def _one_group(
+    settings: OptimizerSettings,
+    parameters: Parameters,
+    maps: list[Storage],
+    in_32bit: Collection[int],
+    has_weight_decay: bool,
+) -> _Optimizer:
     is_fused = settings.kernel == "fused"
     if settings.name in ("adamw_8bit", "paged_adamw_8bit"):
-        return Adamw8bit(parameters, is_paged=settings.name == "paged_adamw_8bit")
+        return Adamw8bit(parameters, is_paged=settings.name == "paged_adamw_8bit", maps=maps, in_32bit=in_32bit)
     if settings.name == "sgd":
         return Sgd(
             parameters,
             has_momentum=settings.momentum > 0,
             is_foreach=not is_fused,
-            has_decay=settings.weight_decay > 0,
+            has_decay=has_weight_decay,
         )
     return AdamwFused(parameters) if is_fused else AdamwForeach(parameters)
 

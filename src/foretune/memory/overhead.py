@@ -1,4 +1,4 @@
-"""What lies outside the allocator, what we add because we may be wrong, and what host and disk must hold."""
+"""What lies outside the allocator, and what host and disk must hold."""
 
 from foretune.contract import TrainingConfig
 from foretune.devices import DeviceSpec
@@ -6,16 +6,17 @@ from foretune.memory.answer import ByteRange, HostNeed
 from foretune.models import ModelShape
 from foretune.units import GIB, MIB
 
-__all__ = ["context_bytes", "host_need", "safety_margin"]
+__all__ = ["context_bytes", "host_need"]
 
 T4_CONTEXT_BYTES = 147_718_144
 """process - reserved on each of 44 published T4 runs, whatever kernels and torch version: 140.875 MiB."""
 
+T4_MULTIPROCESSORS, T4_LEAST_BYTES = 40, 12 * GIB
+"""By which a T4 is known among cards of compute capability 7.5: a name decides nothing."""
+
 HOPPER_CONTEXT_BYTES = 787_283_968, 804_061_184
 """Used on the device beside reserved, least and most of thirteen runs on an H200 (torch 2.11, CUDA 13.0): 750.8 to
 766.8 MiB, the more with cuDNN's attention."""
-
-EXTRAPOLATION_PERCENT = 5
 
 ITEM = {"bf16": 2, "fp16": 2, "fp32": 4}
 
@@ -26,7 +27,7 @@ def context_bytes(device: DeviceSpec | None) -> ByteRange:
     Source: fitcheck-llm 0.3.1's T4 runs (context_bytes of every row); our own on an H200; elsewhere reports lie
     between 0.3 and 1 GiB (lazy module loading; grows with the number of kernels and of streaming multiprocessors).
     """
-    if device is not None and device.compute_capability == "7.5" and "T4" in device.name.split():
+    if device is not None and _is_t4(device):
         known = T4_CONTEXT_BYTES
         basis = "measured: the same on 44 published T4 runs"
         return ByteRange(low_bytes=known, likely_bytes=known, high_bytes=known, basis=basis)
@@ -38,21 +39,9 @@ def context_bytes(device: DeviceSpec | None) -> ByteRange:
     return ByteRange(low_bytes=3 * GIB // 10, likely_bytes=GIB // 2, high_bytes=GIB, basis=basis)
 
 
-def safety_margin(config: TrainingConfig, reserved_bytes: int, *, is_extrapolated: bool = False) -> tuple[int, str]:
-    """Return what is added because the estimate may be wrong, and its basis; it depends on the need alone.
-
-    Source: reserved against 55 published runs of a plain loop on its own stack (docs/accuracy.md): with 16-bit weights
-    all lie within 1 %; under nf4, where other loaders quantize in no fixed order, nine in ten lie within 10 %. Programs
-    too long to replay whole: reserved was up to 4.1 % low where they were replayed all the same, so 5 % more.
-    """
-    is_quantized = config.quantization is not None
-    share = 10 if is_quantized else 1
-    covered = "nine in ten published nf4 runs" if is_quantized else "all published 16-bit runs"
-    basis = f"{share} % of reserved, which covers {covered} of a known stack, and 64 MiB"
-    if is_extrapolated:
-        share += EXTRAPOLATION_PERCENT
-        basis += f"; {EXTRAPOLATION_PERCENT} % more, since so long a program is extrapolated"
-    return reserved_bytes * share // 100 + 64 * MIB, basis
+def _is_t4(device: DeviceSpec) -> bool:
+    is_alike = (device.compute_capability, device.multiprocessors) == ("7.5", T4_MULTIPROCESSORS)
+    return is_alike and device.total_bytes > T4_LEAST_BYTES
 
 
 def host_need(config: TrainingConfig, shape: ModelShape, trainable_params: int) -> HostNeed:

@@ -8,26 +8,24 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from foretune.contract import TrainingConfig
-from foretune.memory import ops
-from foretune.memory.blocks import (
-    Linear,
-    Linear4bit,
-    LoraLinear,
-    Module,
-    QuantizedWeight,
-)
+from foretune.memory.adapters import Adapter, DoraLinear, LoraLinear
+from foretune.memory.blocks import Conv1d, Linear, Module
 from foretune.memory.decoder import Decoder, Modules, RunOptions
 from foretune.memory.families import decoder_of
-from foretune.memory.head import HEADS, StockHead
-from foretune.memory.kernels import MAX_MICROSTEPS, NUM_UPDATES, AttentionKernels
+from foretune.memory.fused import fuse, keep_products
+from foretune.memory.head import StockHead
+from foretune.memory.kernels import NUM_UPDATES, AttentionKernels
 from foretune.memory.layout import numel
-from foretune.memory.optimizers import clip_gradients, make_optimizer
+from foretune.memory.loops import Loop, Prepared, TrainerLoop
+from foretune.memory.losses import make_head
+from foretune.memory.optimizers import has_decay
+from foretune.memory.quantized import Quantizer4bit, Quantizer8bit
 from foretune.memory.stack import StackProfile
-from foretune.memory.tape import ITEM_BYTES, Tape, Tensor, backward, drop_graph, recording
+from foretune.memory.tape import ITEM_BYTES, Tape, Tensor, recording
 from foretune.memory.templates import EMPTY, Recording, StandIns, find_stand_ins
 from foretune.models import BufferSpec, LayerKind, ModelShape, ParameterSpec, Projection
 
-__all__ = ["TAPE_DTYPES", "emitted_microsteps", "record_program", "record_tape"]
+__all__ = ["TAPE_DTYPES", "record_program", "record_tape"]
 
 TAPE_DTYPES = {"bf16": "bf16", "fp16": "f16", "fp32": "f32"}
 
@@ -46,7 +44,8 @@ def record_program(
     `adapted` are the projections that carry LoRA. Of an update's microsteps at most three are emitted (first, middle,
     last): the others repeat the middle one.
     """
-    num_last = 2 if shape.traits.has_parallel_residual else 1
+    is_plain = stack.loss == "own" and config.loss != "liger"
+    num_last = 1 if is_plain and not shape.traits.has_parallel_residual else 2
     stand_ins = find_stand_ins(_signatures(shape), num_last=num_last)
     tape = record_tape(config, shape, stack, kernels, adapted, stand_ins, num_updates=num_updates)
     return Recording.of(tape, stand_ins)
@@ -69,11 +68,6 @@ def record_tape(
         tape.events = tape.events[:]  # the interpreter's tearing down goes into the old list
         vars(run).clear()  # its modules know it, and a cycle would wait for the garbage collector
     return tape
-
-
-def emitted_microsteps(config: TrainingConfig) -> int:
-    """Return how many microsteps of an update are emitted."""
-    return min(config.batch.accumulation_steps, MAX_MICROSTEPS)
 
 
 def _signatures(shape: ModelShape) -> list[object]:
@@ -117,20 +111,21 @@ class _Run:
         family = decoder_of(shape)
         assert family is not None, "require_program refuses what has none"
         self.family = family
+        tape.is_reentrant = stack.checkpoint_form == "reentrant"
         self.layers, self.dtype = stand_ins.recorded, TAPE_DTYPES[config.precision.dtype]
         self.index_of = {layer: index for index, layer in enumerate(self.layers)}
         self.num_standing_for = Counter(stand_ins.of)
         self.parameters: dict[str, Tensor] = {}
-        self.quantized: dict[str, QuantizedWeight] = {}
-        self.adapters: dict[str, tuple[Tensor, Tensor]] = {}
+        self.quantized: dict[str, Any] = {}
+        self.adapters: dict[str, Adapter] = {}
         self.kept: list[Any] = []
-        self.code_map: Tensor | None = None
+        self.quantizer = self._quantizer()
         self._load()
         self._prepare(adapted)
+        self.products: list[Tensor] = []
         self.decoder = self._build(kernels)
-        self.options = self._options()
-        self.head = self._make_head(self.options)
-        self.trainable = list(self._trainable())
+        options = self._options()
+        self.loop = self._make_loop(options, self._make_head(options))
         if stack.empties_cache:
             tape.segment("empty cache")
             tape.events.append((-1, EMPTY))
@@ -166,16 +161,18 @@ class _Run:
         tape, named, is_full = self.tape, self._named(), self.config.lora is None
         in_towers = {spec.name for tower in self.shape.towers for spec in tower.parameters}
         self.order = named
-        if self.stack.has_warmup_block and self.config.quantization is not None:
+        is_read_onto_device = self.config.quantization is not None or self.stack.loads_onto_device
+        if self.stack.has_warmup_block and is_read_onto_device:
             tape.temporaries(self._packed_bytes() // 2 * 2)
-        if self.stack.load_order == "natural" and self.config.quantization is not None:
+        if self.stack.load_order == "natural" and is_read_onto_device:
             named = sorted(named, key=lambda n: _natural(n.name))
         for name, layer, spec, is_quantized in named:
             tape.segment("load", layer)
             if is_quantized:
-                self.quantized[name] = self._quantize(spec.shape)
+                assert self.quantizer is not None
+                self.quantized[name] = self.quantizer.load(spec.shape, self._dtype_of(spec))
             else:
-                wants_grad = is_full and name not in in_towers
+                wants_grad = is_full and not spec.is_frozen and name not in in_towers
                 self.parameters[name] = Tensor(spec.shape, self._dtype_of(spec), needs_grad=wants_grad)
         self.buffers: dict[str, Tensor] = {}
         self._load_tower_buffers(is_before=True)
@@ -204,68 +201,41 @@ class _Run:
         is_kept = spec.name in self.family.parameters_in_32bit
         return "f32" if is_kept else self.dtype
 
+    def _quantizer(self) -> Quantizer4bit | Quantizer8bit | None:
+        settings = self.config.quantization
+        if settings is None:
+            return None
+        if settings.scheme == "int8":
+            return Quantizer8bit()
+        compute_dtype = TAPE_DTYPES[settings.compute_dtype_for(self.config.precision)]
+        return Quantizer4bit(settings, self.stack, compute_dtype)
+
     def _packed_bytes(self) -> int:
         """caching_allocator_warmup (transformers/modeling_utils.py): parameters at their packed size, and buffers."""
+        settings = self.config.quantization
+        per_byte = 1 if settings is not None and settings.scheme == "int8" else 2
         family = self.family
         buffers = family.buffers(self.shape.traits, self.dtype)
         for kind in self.shape.kinds:
             buffers += _layer_buffers(family, self.shape, kind, self.dtype) * len(kind.layers)
         total = sum(numel(shape) * ITEM_BYTES[dtype] for _, shape, dtype in buffers)
+        quantizes = self.config.quantization is not None
         specs = [spec for _, spec in self.shape.parameters()]
         for tower in self.shape.towers:
             specs += tower.parameters
             total += sum(numel(b.shape) * ITEM_BYTES[self._buffer_dtype(b)] for b in tower.buffers)
         for spec in specs:
             item = ITEM_BYTES[self._dtype_of(spec)]
-            total += spec.num_elements // 2 if spec.role == "linear" else spec.num_elements * item
+            is_packed = quantizes and spec.role == "linear"
+            total += spec.num_elements // per_byte if is_packed else spec.num_elements * item
         return total
-
-    def _quantize(self, shape: tuple[int, ...]) -> QuantizedWeight:
-        """bitsandbytes' quantize_4bit (functional.py): packed bytes and scales stay, the rest goes."""
-        n = numel(shape)
-        num_blocks = -(-n // 64)
-        quantization = self.config.quantization
-        assert quantization is not None
-        is_nested, keeps_tables = quantization.uses_double_quant, self.stack.copies_code_tables
-        weight = Tensor((n,), self.dtype)
-        absmax = Tensor((num_blocks,), "f32")
-        packed = Tensor(((n + 1) // 2, 1), "u8")
-        code = self._code_table() if keeps_tables else None
-        if not is_nested:
-            state: tuple[Any, ...] = (Tensor((num_blocks,), "f32"),) if not keeps_tables else (absmax, code)
-            del absmax, weight
-            return QuantizedWeight(packed, state, shape)
-        offset = Tensor((1,), "f32")
-        if not keeps_tables:
-            codes = Tensor((num_blocks,), "u8"), Tensor((-(-num_blocks // 256),), "f32")
-            state = (*codes, Tensor((1,), "f32"))
-            del offset, absmax, weight
-            return QuantizedWeight(packed, state, shape)
-        self.tape.reduction(1, num_blocks, is_inner=True)
-        centred = Tensor((num_blocks,), "f32")
-        if self.code_map is None:  # kept by the library from the first weight on (functional.py, name2qmap)
-            self.code_map = Tensor((256,), "f32")
-        scales = Tensor((-(-num_blocks // 256),), "f32")
-        codes = Tensor((num_blocks,), "u8"), scales
-        state = (*codes, Tensor((256,), "f32"), offset, code)
-        del centred, offset, absmax, weight
-        return QuantizedWeight(packed, state, shape)
-
-    def _code_table(self) -> Tensor:
-        """get_4bit_type: a table of 16 numbers, normed by its largest magnitude."""
-        table, magnitudes, largest = Tensor((16,), "f32"), Tensor((16,), "f32"), Tensor((), "f32")
-        del magnitudes, largest
-        return table
 
     # -- prepare
     def _prepare(self, adapted: tuple[Projection, ...]) -> None:
         tape, config = self.tape, self.config
         tape.enter("prepare")
         if config.quantization is not None and self.stack.kbit_upcast != "none":
-            for name, layer, spec, is_quantized in self.order:
-                if not is_quantized and (self.stack.kbit_upcast == "all" or spec.role == "norm"):
-                    tape.segment("upcast", layer)
-                    self._upcast(self.parameters[name])
+            self._prepare_kbit()
         if config.lora is None:
             return
         lora = config.lora
@@ -276,32 +246,37 @@ class _Run:
             for projection in [here[spec.name] for spec in kind_of[layer].parameters if spec.name in here]:
                 tape.segment("adapters", self.index_of[layer])
                 name = f"{self.shape.layer_prefix}{layer}.{projection.name}"
-                a = Tensor((lora.rank, projection.in_features), self.dtype, needs_grad=True)
-                b = Tensor((projection.out_features, lora.rank), self.dtype, needs_grad=True)
-                self.adapters[name] = (a, b)
-        del a, b
-        self._cast_adapters(TAPE_DTYPES[config.precision.adapter_dtype])
+                adapter = Adapter(projection.in_features, projection.out_features, lora.rank, self.dtype)
+                if lora.use_dora:
+                    adapter.measure(self._base(name, Linear if projection.is_quantizable else Conv1d))
+                self.adapters[name] = adapter
+        self._cast_adapters(TAPE_DTYPES[config.precision.adapter_dtype], "adapters cast")
+        if self.stack.casts_adapters and config.quantization is not None:
+            self._cast_adapters("bf16", "adapters cast again")
         tape.component = "weights"
         tape.segment("adapters end")
 
-    def _cast_adapters(self, dtype: str) -> None:
+    def _cast_adapters(self, dtype: str, kind: str) -> None:
         """PEFT makes adapters in the base's dtype and casts them once all are there (cast_adapter_dtype)."""
-        if dtype == self.dtype:
-            return
-        for name, (a, b) in self.adapters.items():
-            layer = int(name.removeprefix(self.shape.layer_prefix).split(".", 1)[0])
-            self.tape.segment("adapters cast", self.index_of[layer])
-            for matrix in (a, b):
-                wide = Tensor(matrix.shape, dtype)
-                matrix.storage, matrix.dtype = wide.storage, dtype
-                del wide
+        for name, adapter in self.adapters.items():
+            self.tape.segment(kind, self._index_in(name))
+            adapter.cast(dtype)
 
-    def _upcast(self, parameter: Tensor) -> None:
-        """param.data = param.data.to(torch.float32) (peft/utils/other.py)."""
-        if parameter.dtype != "f32":
-            wide = Tensor(parameter.shape, "f32")
-            parameter.storage, parameter.dtype = wide.storage, "f32"
-            del wide
+    def _index_in(self, name: str) -> int:
+        """Return the index of the recorded layer that a module belongs to."""
+        return self.index_of[int(name.removeprefix(self.shape.layer_prefix).split(".", 1)[0])]
+
+    def _prepare_kbit(self) -> None:
+        """prepare_model_for_kbit_training (peft/utils/other.py), and what TRL turns back after it."""
+        for name, layer, _, is_quantized in self.order:
+            if not is_quantized:
+                self.tape.segment("upcast", layer)
+                _move(self.parameters[name], "f32")
+        if self.stack.kbit_upcast == "norms":
+            self.tape.segment("turned back")
+            for name, _, spec, _ in self.order:
+                if name in self.parameters and (spec.role in ("embedding", "head") or name.endswith("lm_head.bias")):
+                    _move(self.parameters[name], self.dtype)
 
     # -- structure
     def _build(self, kernels: AttentionKernels) -> Decoder:
@@ -312,12 +287,17 @@ class _Run:
             linear=self._linear,
             weight=lambda name: self.parameters[self._actual(name)],
             optional=lambda name: self.parameters.get(self._actual(name)),
+            has=self._has_linear,
             buffer=self.buffers.__getitem__,
             attention="eager" if self.config.attention == "eager" else "sdpa",
             kernels=kernels,
             prefix=self.shape.layer_prefix,
         )
-        return self.family(modules)
+        decoder = self.family(modules)
+        fuse(decoder, self.stack)
+        if self.config.gradient_checkpointing and self.shape.model_type in self.stack.caches_though_checkpointed:
+            keep_products(decoder, self.products)
+        return decoder
 
     def _actual(self, name: str) -> str:
         """The name of a parameter outside the layers, which families call `model.` whatever stands around it."""
@@ -326,38 +306,41 @@ class _Run:
             return name
         return root + name.removeprefix("model.")
 
-    def _linear(self, name: str, plain: Callable[..., Module] = Linear) -> Module:
+    def _has_linear(self, name: str) -> bool:
+        return f"{name}.weight" in self.parameters or f"{name}.weight" in self.quantized
+
+    def _base(self, name: str, plain: Callable[..., Module] = Linear) -> Module:
         bias = self.parameters.get(f"{name}.bias")
-        base: Module
-        if f"{name}.weight" in self.quantized:
-            quantization = self.config.quantization
-            assert quantization is not None
-            base = Linear4bit(
-                self.quantized[f"{name}.weight"],
-                bias,
-                compute_dtype=TAPE_DTYPES[quantization.compute_dtype or self.config.precision.dtype],
-                storage_dtype=self.dtype,
-                is_nested=quantization.uses_double_quant,
-                has_gemm_4bit=self.stack.has_gemm_4bit,
-            )
-        else:
-            base = plain(self.parameters[f"{name}.weight"], bias)
-        if name not in self.adapters:
+        if f"{name}.weight" not in self.quantized:
+            return plain(self.parameters[f"{name}.weight"], bias)
+        assert self.quantizer is not None
+        return self.quantizer.linear(self.quantized[f"{name}.weight"], bias)
+
+    def _linear(self, name: str, plain: Callable[..., Module] = Linear) -> Module:
+        base, lora = self._base(name, plain), self.config.lora
+        if lora is None or name not in self.adapters:
             return base
-        lora = self.config.lora
-        return LoraLinear(base, *self.adapters[name], lora.dropout if lora else 0.0)
+        layer = DoraLinear if lora.use_dora else LoraLinear
+        return layer(base, self.adapters[name], lora.dropout)
 
     def _make_head(self, options: RunOptions) -> StockHead:
         weight = self.decoder.embedding
         if not self.shape.tied_embeddings:
             weight = next(self.parameters[spec.name] for spec in self.shape.after if spec.role == "head")
         bias = next((self.parameters[s.name] for s in self.shape.after if s.name.endswith("lm_head.bias")), None)
-        head = HEADS[self.config.loss, self.stack.loss]
         decoder = self.decoder
-        has_softcap = self.shape.traits.final_softcap is not None and decoder.caps_logits
-        made = head(lambda input_ids: decoder(input_ids, options), weight, bias, has_softcap=has_softcap)
-        made.is_upcast = decoder.upcasts_logits
-        return made
+        head = make_head(
+            self.config.loss,
+            self.stack,
+            self.shape.model_type,
+            lambda input_ids: decoder(input_ids, options),
+            weight,
+            bias,
+            has_softcap=self.shape.traits.final_softcap is not None and decoder.caps_logits,
+            is_scaled=decoder.scales_logits,
+        )
+        head.is_upcast = decoder.upcasts_logits
+        return head
 
     def _trainable(self) -> Iterable[tuple[int | None, Tensor]]:
         if self.config.lora is None:
@@ -365,63 +348,30 @@ class _Run:
                 if self.parameters[name].needs_grad:
                     yield layer, self.parameters[name]
             return
-        for name, (a, b) in self.adapters.items():
-            layer = int(name.removeprefix(self.shape.layer_prefix).split(".", 1)[0])
-            yield self.index_of[layer], a
-            yield self.index_of[layer], b
+        for name, adapter in self.adapters.items():
+            for parameter in adapter.parameters():
+                yield self._index_in(name), parameter
 
     # -- updates
     def train(self, num_updates: int) -> None:
-        """Run the updates; what the loop's own variables hold decides what outlives a step."""
-        config, stack, tape = self.config, self.stack, self.tape
-        optimizer = make_optimizer(config.optimizer, self.trainable)
-        is_scaled = config.batch.accumulation_steps > 1 or stack.scales_every_loss
-        batch = self._batch() if stack.keeps_batch else None
-        outputs: dict[str, Any] | None = None
-        loss: Tensor | None = None
-        for update in range(num_updates):
-            suffix = "" if update == 0 else " (later)"
-            if stack.zeroes_grads_first:
-                optimizer.zero_grad()
-            for _ in range(emitted_microsteps(config)):
-                tape.enter(f"forward{suffix}")
-                inputs = batch or self._batch()
-                self.options.padding = inputs[2] if len(inputs) > 2 else None
-                outputs = self.head(inputs[0], inputs[1], f"loss{suffix}")
-                loss, outputs = self._take_loss(loss, outputs)
-                tape.enter(f"backward{suffix}")
-                backward(ops.scale(loss) if is_scaled else loss)
-                self.options.padding = None
-                if stack.holds_outputs == "no":
-                    drop_graph(loss.edge)
-                    loss = None
-                    while inputs and not batch:
-                        inputs.pop(0)
-            tape.enter(f"optimizer{suffix}")
-            if config.optimizer.max_grad_norm is not None:
-                clip_gradients(self.trainable, self.num_standing_for)
-            optimizer.step()
-            if stack.holds_outputs == "through the update":
-                loss, outputs = self._end_update(loss, outputs)
-            if not stack.zeroes_grads_first:
-                optimizer.zero_grad()
-        self.kept += [outputs, loss, optimizer, batch]
-        if config.evaluation.is_asked_for and stack.loss == "own":
-            self._evaluate()
-        tape.enter("save")
+        """Run the updates by the stack's loop."""
+        self.loop.train(num_updates)
 
-    def _evaluate(self) -> None:
-        """One batch forward without gradients, checkpointing or dropout."""
-        tape = self.tape
-        tape.enter("evaluation")
-        before = tape.is_grad_enabled, tape.is_training, self.options.is_checkpointed
-        tape.is_grad_enabled = tape.is_training = self.options.is_checkpointed = False
-        inputs = self._batch()
-        outputs = self.head(inputs[0], inputs[1], "evaluation")
-        while inputs:
-            inputs.pop(0)
-        del outputs
-        tape.is_grad_enabled, tape.is_training, self.options.is_checkpointed = before
+    def _make_loop(self, options: RunOptions, head: StockHead) -> Loop:
+        kind = TrainerLoop if self.stack.collects_batches else Loop
+        named = [(self.parameters[n.name], n.spec) for n in self.order if n.name in self.parameters]
+        prepared = Prepared(
+            head=head,
+            options=options,
+            trainable=list(self._trainable()),
+            undecayed=frozenset(id(t) for t, spec in named if not has_decay(spec)),
+            embeddings=frozenset(id(t) for t, spec in named if spec.role == "embedding"),
+            num_standing_for=self.num_standing_for,
+            # some 50 nested Python nodes: bitsandbytes' function, 8 layers and more
+            is_deep=self.config.quantization is not None and self.shape.num_layers > 7,
+            products=self.products,
+        )
+        return kind(self.config, self.stack, prepared)
 
     def _options(self) -> RunOptions:
         config, stack = self.config, self.stack
@@ -429,41 +379,20 @@ class _Run:
         return RunOptions(
             micro_batch_size=config.batch.micro_batch_size,
             sequence_length=config.batch.sequence_length,
-            attention="eager" if config.attention == "eager" else "sdpa",
+            attention=config.attention,
             is_checkpointed=checkpoints,
             embeddings_want_grad=stack.embeddings_want_grad and checkpoints and config.lora is not None,
             keeps_cache=stack.keeps_cache and not checkpoints,
             passes_mask=stack.passes_mask,
         )
 
-    def _batch(self) -> list[Tensor]:
-        """Token ids and targets on the device, and a mask where the loop passes one."""
-        size = self.config.batch.micro_batch_size, self.config.batch.sequence_length
-        ids = Tensor(size, "i64")
-        if self.stack.keeps_batch:
-            return [ids, ids]
-        return [ids, *[Tensor(size, "i64") for _ in range(2 if self.stack.passes_mask else 1)]]
 
-    def _take_loss(self, old: Tensor | None, outputs: dict[str, Any]) -> tuple[Tensor, Any]:
-        """loss = outputs.loss: the old loss and its graph go; so do the outputs, unless the loop holds them."""
-        graph = old.edge if old is not None else None
-        # CPython defers deallocation beyond some 50 nested Python nodes (bitsandbytes' function, 8 layers and more).
-        is_deep = self.config.quantization is not None and self.shape.num_layers > 7
-        if not is_deep:
-            drop_graph(graph)
-        old = None
-        loss = outputs["loss"]
-        if is_deep:
-            drop_graph(graph)
-        return loss, None if self.stack.holds_outputs == "no" else outputs
-
-    def _end_update(self, loss: Tensor | None, outputs: dict[str, Any] | None) -> tuple[None, None]:
-        """The function that made the update returns, and its locals die."""
-        if loss is not None:
-            drop_graph(loss.edge)
-        if outputs is not None:
-            outputs.clear()
-        return None, None
+def _move(parameter: Tensor, dtype: str) -> None:
+    """param.data = param.data.to(dtype)."""
+    if parameter.dtype != dtype:
+        moved = Tensor(parameter.shape, dtype)
+        parameter.storage, parameter.dtype = moved.storage, dtype
+        del moved
 
 
 def _layer_buffers(

@@ -26,10 +26,6 @@ class _Refusal(NamedTuple):
 
 REFUSED_SETTINGS = (
     _Refusal("device", "cpu", "the memory of a run on the CPU", "Set device: cuda."),
-    _Refusal("quantization.scheme", "int8", "an 8-bit base", "Set quantization.scheme: nf4, or trace it.", True),
-    _Refusal("lora.use_dora", True, "DoRA", "Set lora.use_dora: false, or trace it.", True),
-    _Refusal("attention", "flash_attention_2", "the flash-attn package", "Set attention: sdpa, or trace it.", True),
-    _Refusal("loss", "liger", "Liger's loss", "Set loss: chunked, or trace it.", True),
     _Refusal("batch.packing", True, "a batch of packed rows", "Set batch.packing: false."),
 )
 """Each is refused by `estimate`, and by `trace` too unless it says so."""
@@ -57,9 +53,6 @@ _UNTRACED = frozenset(
 def require_program(config: TrainingConfig, shape: ModelShape, stack: StackProfile) -> None:
     """Raise UnsupportedError for everything about a request whose program is not written, all at once."""
     problems = [*setting_problems(config, stack, "estimated"), *_shape_problems(config, shape)]
-    for what in stack.unwritten:
-        text = f"The stack {stack.name} has {what}, which is not estimated yet."
-        problems.append(Problem(text, f"`foretune trace --stack {stack.name}` runs it.", None, None))
     if problems:
         raise UnsupportedError.of(problems)
 
@@ -76,15 +69,16 @@ def setting_problems(config: TrainingConfig, stack: StackProfile, verb: str) -> 
         if value == refusal.value:
             text = f"{refusal.field} is {str(refusal.value).lower()}: {refusal.what} is not {verb} yet."
             problems.append(Problem(text, refusal.instead, None, refusal.field))
-    if config.loss == "chunked" and stack.loss != "own":
-        text = f"loss is chunked: the stack {stack.name} has no chunked loss."
+    if config.loss != "stock" and stack.loss != "own":
+        text = f"loss is {config.loss}: the stack {stack.name} has a loss of its own."
         problems.append(Problem(text, "Set loss: stock, or take the stack foretune.", None, "loss"))
     lora = config.lora
     if lora is not None and lora.modules_to_save and verb == "estimated":
         text = "lora.modules_to_save: a module trained whole beside adapters is not estimated yet."
         problems.append(Problem(text, "Leave it empty, or trace it.", None, "lora.modules_to_save"))
-    if lora is not None and lora.use_dora and config.quantization is not None:
-        text = f"lora.use_dora is true: DoRA on a quantized base is not {verb} yet."
+    is_4bit = config.quantization is not None and config.quantization.scheme == "nf4"
+    if lora is not None and lora.use_dora and is_4bit and not stack.copies_code_tables:
+        text = f"lora.use_dora is true: DoRA on a 4-bit base is not {verb} yet for the stack {stack.name}."
         problems.append(Problem(text, "Leave quantization out, or set lora.use_dora: false.", None, "lora.use_dora"))
     return problems
 
@@ -101,6 +95,9 @@ def _shape_problems(config: TrainingConfig, shape: ModelShape) -> list[Problem]:
     if decoder_of(shape) is None:
         text = f"{shape.id} has parts beside the language model (vision or audio), which are not estimated yet."
         problems.append(Problem(text, "Use a text-only checkpoint of the family.", None, "model.id"))
+    if config.loss == "liger" and traits.final_softcap is not None:
+        text = f"loss is liger: {shape.id} caps its logits after the head, which a fused loss does not."
+        problems.append(Problem(text, "Set loss: chunked.", None, "loss"))
     if traits.activation is not None and traits.activation not in ACTIVATIONS:
         text = f"{shape.id}: the activation {traits.activation!r} has no known kernels."
         problems.append(Problem(text, f"Known are {', '.join(sorted(ACTIVATIONS))}.", None, "model.id"))

@@ -24,6 +24,8 @@ class StackProfile(Value, frozen=True, kw_only=True):
     """What one stack does. The defaults are foretune's own runtime."""
 
     name: str
+    is_nearest: bool = False
+    """What will run is another stack, which no profile describes: this one is only the nearest."""
     torch: str = "2.13"
     transformers: str = "5.24"
     peft: str = "0.21"
@@ -39,6 +41,8 @@ class StackProfile(Value, frozen=True, kw_only=True):
     the others read an unquantized model into host memory (trl/trainer/utils.py, create_model_from_path)."""
     copies_code_tables: bool = True
     """bitsandbytes 0.50 keeps a 64 B code table and, nested, a copy of the 1 KiB map with each weight."""
+    quantizes_on_threads: bool = False
+    """The loader quantizes on four threads, in no fixed order (Transformers 5.0 to 5.16): what is reserved varies."""
     kbit_upcast: Literal["none", "norms", "all"] = "none"
     """Which unquantized parameters become fp32 under quantization (prepare_model_for_kbit_training: all)."""
     empties_cache: bool = True
@@ -121,7 +125,8 @@ class StackProfile(Value, frozen=True, kw_only=True):
     def description(self) -> str:
         """Name and versions in one line."""
         libraries = f"torch {self.torch}, transformers {self.transformers}, peft {self.peft}"
-        return f"{self.name}: {libraries}, bitsandbytes {self.bitsandbytes}, {self.platform}"
+        name = f"nearest to {self.name}" if self.is_nearest else self.name
+        return f"{name}: {libraries}, bitsandbytes {self.bitsandbytes}, {self.platform}"
 
     def on(self, device: DeviceSpec | None) -> "StackProfile":
         """Return the profile with what depends on the device: from compute capability 9.0 larger workspaces."""
@@ -131,32 +136,6 @@ class StackProfile(Value, frozen=True, kw_only=True):
         count = device.multiprocessors or self.multiprocessors.number
         on = self.with_(multiprocessors=Multiprocessors(count, FEWER_THREADS.get(capability, 2048)))
         return on if float(capability) < 9.0 else on.with_(cublas_bytes=RECENT_CUBLAS_BYTES)
-
-    @property
-    def unwritten(self) -> tuple[str, ...]:
-        """Name what of this stack the estimate has no program for; the trace runs it."""
-        found = []
-        if self.autocast != "none":
-            found.append(f"autocast to {self.autocast}")
-        if self.checkpoint_form != "non-reentrant":
-            found.append("reentrant checkpointing")
-        if self.loss not in ("own", "transformers"):
-            found.append(f"the loss of {self.loss}")
-        if self.loss_kernel != "none":
-            found.append(f"the loss kernel {self.loss_kernel}")
-        if self.collects_batches:
-            found.append("all batches of an update at once")
-        if self.splits_decay:
-            found.append("an optimizer of two groups")
-        if self.embeddings_in_32bit:
-            found.append("32-bit states of embeddings in an 8-bit optimizer")
-        if self.casts_adapters:
-            found.append("adapters of a quantized base in bf16")
-        if self.loads_onto_device:
-            found.append("an unquantized model read onto the device")
-        if self.fused:
-            found.append(f"fused kernels ({', '.join(self.fused)})")
-        return tuple(found)
 
     def device_rules(self) -> DeviceRules:
         """Return the part of the profile that the tape's operations read."""
@@ -195,7 +174,13 @@ MANUAL_LOOP = StackProfile(
 input gradients on, one batch, `model(input_ids=..., labels=...)`; keys and values are repeated before attention."""
 
 MANUAL_LOOP_5_0 = MANUAL_LOOP.with_(
-    name="manual-loop-5.0", torch="2.10", transformers="5.0", peft="0.19", empties_cache=False, prefers_cudnn=False
+    name="manual-loop-5.0",
+    torch="2.10",
+    transformers="5.0",
+    peft="0.19",
+    empties_cache=False,
+    prefers_cudnn=False,
+    quantizes_on_threads=True,
 )
 """The same on Transformers 5.0 and PEFT 0.19, which does not empty the cache. Its loader quantizes on four threads,
 so under nf4 reserved varies from run to run; the order here is one of them."""

@@ -10,17 +10,21 @@ The tape in use lives in a context variable, so estimates may run in several thr
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from heapq import heappop, heappush
 from sys import getrefcount
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from weakref import ref
 
 from foretune.memory.kernels import Multiprocessors, reduction_workspaces
 from foretune.memory.layout import Shape, broadcast_shape, contiguous_strides, iterator_strides, numel, view_strides
+from foretune.memory.ready import ReadyQueue
+
+if TYPE_CHECKING:
+    from foretune.memory.autocast import Autocast
 
 __all__ = [
+    "FLOATS",
     "ITEM_BYTES",
     "DeviceRules",
     "Dtype",
@@ -34,7 +38,8 @@ __all__ = [
     "checkpoint",
     "current",
     "drop_graph",
-    "let_go",
+    "function_node",
+    "discard",
     "node_for",
     "promote",
     "recording",
@@ -42,6 +47,8 @@ __all__ = [
 
 Dtype = Literal["f32", "f16", "bf16", "i64", "i32", "u8", "bool"]
 ITEM_BYTES: dict[str, int] = {"f32": 4, "f16": 2, "bf16": 2, "i64": 8, "i32": 4, "u8": 1, "bool": 1}
+
+FLOATS = frozenset({"f32", "f16", "bf16"})
 
 Grads = list["Tensor | None"]
 Formula = Callable[..., Sequence["Tensor | None"]]
@@ -90,6 +97,10 @@ class Tape:
         self.next_sequence = 0
         self.is_grad_enabled = True
         self.is_training = True
+        self.is_reentrant = False
+        """Which form of checkpointing is torch's."""
+        self.autocast: Autocast | None = None
+        """The block that runs, unless an operation inside it has cast its operands already."""
         self.pack: Callable[[Tensor], Any] | None = None
         self.thread = "forward"
         self.workspaces: dict[tuple[str, str], Storage] = {}
@@ -215,11 +226,13 @@ class Tensor:
 class Node:
     """One step of backward: `formula(grads, node, *saved)` gives one gradient for each edge."""
 
-    __slots__ = ("__weakref__", "component", "edges", "formula", "num_outputs", "saved", "sequence")
+    __slots__ = ("__weakref__", "component", "edges", "formula", "is_python", "num_outputs", "saved", "sequence")
 
     def __init__(self, formula: Formula, inputs: Sequence[Tensor | None]) -> None:
         tape = current()
         self.formula, self.num_outputs = formula, 1
+        self.is_python = False
+        """An autograd.Function, which is given its gradients to keep: they die when it returns."""
         self.saved: list[Any] = []
         self.edges = [_edge(t) for t in inputs]
         self.sequence = tape.next_sequence = tape.next_sequence + 1
@@ -246,11 +259,16 @@ class Node:
             self.saved[i] = None
         self.saved = []
 
+    def __del__(self) -> None:
+        """A node that goes unused lets go of its own tensors before the nodes behind it (deleteNode, function.cpp)."""
+        self.release()
+
 
 class _Accumulate:
     """The end of an edge: a leaf that keeps its gradient."""
 
     __slots__ = ("__weakref__", "component", "edges", "leaf", "num_outputs", "sequence")
+    is_python = False
 
     def __init__(self, leaf: Tensor) -> None:
         self.leaf, self.edges, self.num_outputs = leaf, (), 1
@@ -259,8 +277,10 @@ class _Accumulate:
     def run(self, grads: Grads) -> list[Tensor | None]:
         grad, leaf = grads.pop(), self.leaf
         if leaf.grad is None and grad is not None:
-            leaf.grad = grad if grad.strides == leaf.strides else Tensor(leaf.shape, leaf.dtype)
-            leaf.grad.storage.count_as("gradients")
+            is_sole = getrefcount(grad) <= 2  # one that somebody else holds is copied (accumulate_grad.h)
+            leaf.grad = grad if is_sole and grad.strides == leaf.strides else Tensor(leaf.shape, leaf.dtype)
+            if not leaf.is_view:  # the input of a reentrant checkpoint hands its gradient on
+                leaf.grad.storage.count_as("gradients")
         return []  # a second gradient is added in place
 
     def release(self) -> None:
@@ -290,6 +310,14 @@ def node_for(formula: Formula, *inputs: Tensor | None) -> Node | None:
     return None
 
 
+def function_node(formula: Formula, *inputs: Tensor | None) -> Node | None:
+    """Return the node of an autograd.Function, if any input wants a gradient."""
+    node = node_for(formula, *inputs)
+    if node:
+        node.is_python = True
+    return node
+
+
 def attach(node: Node | None, out: Tensor, number: int = 0) -> Tensor:
     """Make `out` the result number `number` of a node."""
     if node is not None:
@@ -315,18 +343,29 @@ def backward(loss: Tensor) -> None:
     """Run the graph behind `loss` once, as autograd's engine does (torch/csrc/autograd/engine.cpp)."""
     tape = current()
     tape.is_grad_enabled, tape.thread = False, "backward"
-    seed, root = Tensor(loss.shape, loss.dtype), loss.edge[0]
+    seed = Tensor(loss.shape, loss.dtype)
+    _run_graph(loss.edge[0], seed)
+    tape.is_grad_enabled, tape.thread = True, "forward"
+    tape.segment("backward end")
+    del seed
+
+
+def _run_graph(root: Node, seed: Tensor) -> None:
+    """Run a root with its gradient and all that follows; inside a node of another graph too."""
+    tape = current()
     counts = _dependencies(root)
     waiting: dict[Any, Grads] = {}
-    ready: list[tuple[int, int, Any, Grads]] = [(-root.sequence, 0, root, [seed])]
-    before, tie = tape.component, 0
-    while ready:
-        _, _, node, grads = heappop(ready)
+    ready = ReadyQueue((root.sequence, root, [seed]))
+    before = tape.component
+    while ready.tasks:
+        _, node, grads = ready.pop()
         while tape.layer_ends and node.sequence <= tape.layer_ends[-1]:
             tape.layer_ends.pop()
             tape.segment("backward", len(tape.layer_ends))
         tape.component = node.component
         out = node.run(grads)
+        while grads and node.is_python:  # a tuple's items die from the last
+            grads.pop()
         for i, edge in enumerate(node.edges):
             out[i] = _fit(out, i, edge)
         while grads:
@@ -339,12 +378,9 @@ def backward(loss: Tensor) -> None:
                 new = None
                 counts[edge[0]] -= 1
                 if not counts[edge[0]]:
-                    tie += 1
-                    heappush(ready, (-edge[0].sequence, tie, edge[0], waiting.pop(edge[0])))
+                    ready.push((edge[0].sequence, edge[0], waiting.pop(edge[0])))
         node = edge = None
-    tape.is_grad_enabled, tape.thread, tape.component = True, "forward", before
-    tape.segment("backward end")
-    del seed
+    tape.component = before
 
 
 def _dependencies(root: Node) -> dict[Any, int]:
@@ -389,7 +425,7 @@ def _fit(out: Grads, i: int, edge: tuple[Any, int, Shape, str] | None) -> Tensor
             is_inner = not shape or shape[-1] != grad.shape[-1]
             total = Tensor(shape, grad.dtype)
             current().reduction(outputs, inputs, is_inner=is_inner)
-            grad = total
+            grad = total if len(grad.shape) == len(shape) else total.detach()  # sum_to: leading dimensions by a view
             del total
         else:
             strides = view_strides(grad.shape, grad.strides, shape)
@@ -400,16 +436,20 @@ def _fit(out: Grads, i: int, edge: tuple[Any, int, Shape, str] | None) -> Tensor
 
 
 def drop_graph(edge: tuple[Any, int] | None) -> None:
-    """Let go of a finished graph from the loss's edge down, without recursion (CPython defers deep deallocations)."""
+    """Let go of a finished graph from the loss's edge down, without recursion (deleteNode in torch's function.cpp): a
+    node goes when the last edge to it has."""
     todo = [edge[0]] if edge is not None else []
     while todo:
         node = todo.pop()
-        if node.edges:
-            todo.extend(e[0] for e in node.edges if e)
-            node.edges = ()
+        edges, node.edges = [e for e in node.edges if e], ()
+        while edges:
+            target = edges.pop(0)[0]
+            if getrefcount(target) <= 2:  # the name and the argument: nobody else leads there
+                todo.append(target)
+            del target
 
 
-def let_go(t: Tensor) -> None:
+def discard(t: Tensor) -> None:
     """Let go of a tensor that nothing else holds, and of a graph behind it that no backward will run.
 
     As torch does (deleteNode in torch/csrc/autograd/function.cpp): the graph goes first; a node's saved variables go
@@ -456,10 +496,11 @@ class _Holder:
 class _Frame:
     """A checkpointed call. Slots die in alphabetical order: what `run` closes over, then the inputs."""
 
-    __slots__ = ("component", "done", "holders", "position", "run", "saved_inputs")
+    __slots__ = ("autocast", "component", "done", "holders", "position", "run", "saved_inputs")
 
     def __init__(self, run: Callable[..., Any], inputs: tuple[Tensor | None, ...]) -> None:
         self.run, self.saved_inputs, self.component = run, inputs, current().component
+        self.autocast = current().autocast  # the recomputation runs under it, outside the caller's block
         self.holders: list[Any] = []
         self.done, self.position = False, 0
 
@@ -484,8 +525,9 @@ class _Frame:
         tape = current()
         tape.is_grad_enabled, tape.pack, self.done = True, self.fill, True
         component, tape.component = tape.component, self.component
-        try:  # noqa: SIM105 - contextlib.suppress would change the order in which the unwound frames die
-            self.run(*self.saved_inputs)
+        try:  # contextlib.suppress would change the order in which the unwound frames die
+            with self.autocast or nullcontext():
+                self.run(*self.saved_inputs)
         except _Stop:
             pass
         tape.is_grad_enabled, tape.pack, tape.component = False, None, component
@@ -497,9 +539,46 @@ def checkpoint(run: Callable[..., Any], *inputs: Tensor | None) -> Any:
     torch's non-reentrant form (torch/utils/checkpoint.py), which stops the recomputation at the last saved tensor.
     """
     tape = current()
+    if tape.is_reentrant:
+        return _checkpoint_reentrant(run, *inputs)
     frame = _Frame(run, inputs)
     tape.pack = frame.keep
     try:
         return run(*inputs)
     finally:
         tape.pack = None
+
+
+def _checkpoint_reentrant(run: Callable[..., Any], *inputs: Tensor | None) -> Any:
+    """Run without a graph; in backward run again with one and go through it at once (CheckpointFunction)."""
+    tape = current()
+    autocast, component = tape.autocast, tape.component
+    is_given = [t is not None for t in inputs]
+
+    def formula(grads: Grads, node: Node, *tensors: Tensor) -> Grads:
+        tape, waiting = current(), list(tensors)
+        detached_inputs = tuple([_detached(waiting.pop(0)) if given else None for given in is_given])
+        before, tape.component, tape.is_grad_enabled = tape.component, component, True
+        with autocast or nullcontext():
+            outputs = run(*detached_inputs)
+        tape.component, tape.is_grad_enabled = before, False
+        seed = grads[0]
+        assert seed is not None
+        _run_graph(outputs.edge[0], seed)
+        drop_graph(outputs.edge)
+        return [t.grad if t is not None else None for t in detached_inputs]
+
+    node = function_node(formula, *inputs)
+    if node:
+        node.save(*inputs)
+    before, tape.is_grad_enabled = tape.is_grad_enabled, False
+    outputs = run(*inputs)
+    tape.is_grad_enabled = before
+    return attach(node, outputs)
+
+
+def _detached(t: Tensor) -> Tensor:
+    """A leaf of a graph of its own."""
+    leaf = t.detach()
+    leaf.needs_grad = t.needs_grad
+    return leaf

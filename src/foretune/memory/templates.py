@@ -140,6 +140,8 @@ class Walk(NamedTuple):
     peak_phase: str
     phases: dict[str, int]
     sums: dict[str, int]
+    end: dict[str, int]
+    """What is left at the program's end, by component."""
 
 
 def _added(a: dict[str, int], b: dict[str, int]) -> dict[str, int]:
@@ -217,7 +219,7 @@ class Recording(NamedTuple):
                 nets[id(part)] = part.sums(len(part.moves))
             sums = _added(sums, nets[id(part)])
             live += part.net_bytes
-        return Walk(peak, peak_phase, phases, at_peak)
+        return Walk(peak, peak_phase, phases, at_peak, sums)
 
     def requested_peak(self) -> int:
         """Return the peak of requested bytes, without allocator, rounding or events: the walk for a search.

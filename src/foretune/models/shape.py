@@ -30,6 +30,8 @@ class ParameterSpec(Value, frozen=True, kw_only=True):
     """`linear`: weight of an `nn.Linear` in a layer (4-bit and LoRA reach it). `bias`: bias of such a linear or conv1d.
     `conv1d`: transposed weight of a GPT-2 style Conv1D (LoRA reaches it, 4-bit does not). `experts`: stacked 3-D
     weights (neither reaches them). `head`: an untied output head. `other`: routers, convolutions, gates, tables."""
+    is_frozen: bool = False
+    """The class itself leaves it out of training (`requires_grad=False`)."""
 
     @property
     def num_elements(self) -> int:
@@ -90,6 +92,8 @@ class DecoderTraits(Value, frozen=True, kw_only=True):
     """Norm on queries and keys: over each head, or over the whole projection (OLMo2)."""
     has_parallel_residual: bool = False
     """Attention and MLP read the same input and are added together (GPT-NeoX, Falcon)."""
+    causal_buffer: Size | None = None
+    """Side of a causal mask that the class keeps as a buffer of truth values (GPT-BigCode, GPT-Neo in each layer)."""
     num_experts: Size | None = None
     experts_per_token: Size | None = None
     normalizes_experts: bool = False
@@ -103,6 +107,12 @@ class DecoderTraits(Value, frozen=True, kw_only=True):
     residual_dropout: float = 0.0
     sparse_layers: tuple[bool, ...] = ()
     """For each layer whether only the largest of its MLP's activations are kept (Gemma 3n); empty: none is so."""
+    mixer_groups: Size | None = None
+    """Groups of heads that share B and C in a Mamba 2 mixer; key heads of a gated delta net."""
+    mixer_width: Size | None = None
+    """Width of all heads of a Mamba 2 mixer together."""
+    mixer_chunk: Size | None = None
+    """Tokens of one chunk of a Mamba 2 mixer's scan."""
     flags: tuple[str, ...] = ()
     """Switches of one family alone that are on, by their keys in the config."""
 
@@ -168,6 +178,13 @@ class ModelShape(Value, frozen=True, kw_only=True):
         """Parameters of the language model, tied weights once."""
         outside = sum(parameter.num_elements for parameter in (*self.before, *self.after))
         return outside + sum(len(kind.layers) * kind.num_parameters for kind in self.kinds)
+
+    @property
+    def frozen_params(self) -> int:
+        """Parameters of the language model that its class leaves out of training."""
+        outside = sum(parameter.num_elements for parameter in (*self.before, *self.after) if parameter.is_frozen)
+        inside = sum(len(kind.layers) * p.num_elements for kind in self.kinds for p in kind.parameters if p.is_frozen)
+        return outside + inside
 
     @property
     def total_params(self) -> int:

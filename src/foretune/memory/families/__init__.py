@@ -2,9 +2,43 @@
 
 from foretune.memory.decoder import Decoder
 from foretune.memory.families.classic import FalconDecoder, Gpt2Decoder, GptNeoxDecoder
+from foretune.memory.families.classic_more import GptBigCodeDecoder
+from foretune.memory.families.delta import Qwen3NextDecoder, Qwen35Decoder
+from foretune.memory.families.dense import (
+    GraniteDecoder,
+    HyperClovaXDecoder,
+    PhiDecoder,
+    StableLmDecoder,
+    Starcoder2Decoder,
+)
+from foretune.memory.families.dense_more import (
+    ApertusDecoder,
+    ArceeDecoder,
+    BitNetDecoder,
+    CwmDecoder,
+    Exaone4Decoder,
+    HunYuanDecoder,
+    Jais2Decoder,
+    Ministral3Decoder,
+    MinistralDecoder,
+    NanoChatDecoder,
+    NemotronDecoder,
+    Olmo3Decoder,
+    OlmoDecoder,
+    SeedOssDecoder,
+)
+from foretune.memory.families.dense_pairs import (
+    Cohere2Decoder,
+    CohereDecoder,
+    Ernie45Decoder,
+    Glm4Decoder,
+    GlmDecoder,
+    HeliumDecoder,
+)
 from foretune.memory.families.gemma import Gemma2Decoder, Gemma3Decoder, GemmaDecoder
 from foretune.memory.families.gemma3n import Gemma3nDecoder
 from foretune.memory.families.gemma_more import Gemma4Decoder, VaultGemmaDecoder
+from foretune.memory.families.hybrid import Lfm2Decoder
 from foretune.memory.families.llama import (
     LlamaDecoder,
     MistralDecoder,
@@ -21,14 +55,31 @@ from foretune.memory.families.moe import (
     Qwen2MoeDecoder,
     Qwen3MoeDecoder,
 )
+from foretune.memory.families.moe_more import (
+    Ernie45MoeDecoder,
+    GraniteMoeDecoder,
+    GraniteMoeSharedDecoder,
+    HunYuanMoeDecoder,
+)
 from foretune.memory.families.moe_shared import Dots1Decoder, ExaoneMoeDecoder, Glm4MoeDecoder, SolarOpenDecoder
 from foretune.memory.families.multimodal import Gemma3Whole, Gemma4Whole, MllamaDecoder
+from foretune.memory.families.statespace import GraniteHybridDecoder
 from foretune.models import ModelShape
 
 __all__ = ["DECODERS", "decoder_of"]
 
 DECODERS: dict[str, type[Decoder]] = {
+    "apertus": ApertusDecoder,
+    "arcee": ArceeDecoder,
+    "bitnet": BitNetDecoder,
+    "cohere": CohereDecoder,
+    "cohere2": Cohere2Decoder,
+    "cwm": CwmDecoder,
     "dots1": Dots1Decoder,
+    "ernie4_5": Ernie45Decoder,
+    "ernie4_5_moe": Ernie45MoeDecoder,
+    "exaone": LlamaDecoder,
+    "exaone4": Exaone4Decoder,
     "exaone_moe": ExaoneMoeDecoder,
     "falcon": FalconDecoder,
     "flex_olmo": FlexOlmoDecoder,
@@ -39,24 +90,50 @@ DECODERS: dict[str, type[Decoder]] = {
     "gemma3n_text": Gemma3nDecoder,
     "gemma4": Gemma4Whole,
     "gemma4_text": Gemma4Decoder,
+    "glm": GlmDecoder,
+    "glm4": Glm4Decoder,
     "glm4_moe": Glm4MoeDecoder,
     "gpt2": Gpt2Decoder,
+    "gpt_bigcode": GptBigCodeDecoder,
     "gpt_neox": GptNeoxDecoder,
+    "granite": GraniteDecoder,
+    "granitemoe": GraniteMoeDecoder,
+    "granitemoeshared": GraniteMoeSharedDecoder,
+    "granitemoehybrid": GraniteHybridDecoder,
+    "lfm2": Lfm2Decoder,
+    "helium": HeliumDecoder,
+    "hunyuan_v1_dense": HunYuanDecoder,
+    "hunyuan_v1_moe": HunYuanMoeDecoder,
+    "hyperclovax": HyperClovaXDecoder,
+    "internlm3": LlamaDecoder,
+    "jais2": Jais2Decoder,
     "llama": LlamaDecoder,
-    "mistral": MistralDecoder,
     "minimax_m2": MiniMaxM2Decoder,
     "mllama_text_model": MllamaDecoder,
+    "ministral": MinistralDecoder,
+    "ministral3": Ministral3Decoder,
+    "mistral": MistralDecoder,
     "mixtral": MixtralDecoder,
+    "nanochat": NanoChatDecoder,
+    "nemotron": NemotronDecoder,
+    "olmo": OlmoDecoder,
     "olmo2": Olmo2Decoder,
+    "olmo3": Olmo3Decoder,
     "olmoe": OlmoeDecoder,
+    "phi": PhiDecoder,
     "phi3": Phi3Decoder,
     "qwen2": Qwen2Decoder,
     "qwen2_moe": Qwen2MoeDecoder,
     "qwen3": Qwen3Decoder,
+    "qwen3_5_text": Qwen35Decoder,
+    "qwen3_next": Qwen3NextDecoder,
     "qwen3_moe": Qwen3MoeDecoder,
+    "seed_oss": SeedOssDecoder,
     "smollm3": Qwen2Decoder,
     "vaultgemma": VaultGemmaDecoder,
     "solar_open": SolarOpenDecoder,
+    "stablelm": StableLmDecoder,
+    "starcoder2": Starcoder2Decoder,
 }
 """A family that is not listed has no program and is refused by name."""
 

@@ -1,6 +1,6 @@
 """GPT-2, GPT-NeoX (Pythia) and Falcon (models/gpt2, gpt_neox, falcon of transformers 5.24)."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from foretune.memory import blocks, ops
 from foretune.memory.blocks import Conv1d, LayerNorm, MatmulLinear, Module, PlainMlp, call
@@ -9,10 +9,10 @@ from foretune.memory.layout import numel
 from foretune.memory.ops import add, contiguous, dropout, reshape, transpose, view
 from foretune.memory.tape import Tensor, checkpoint
 
-__all__ = ["FalconDecoder", "Gpt2Decoder", "GptNeoxDecoder"]
+__all__ = ["FalconDecoder", "Gpt2Decoder", "Gpt2Layer", "GptNeoxDecoder", "LayerNormDecoder"]
 
 
-class _LayerNormDecoder(Decoder):
+class LayerNormDecoder(Decoder):
     """Norms with weight and bias."""
 
     def make_norm(self, name: str) -> Module:
@@ -84,12 +84,12 @@ class Gpt2Layer(Layer):
         return checkpoint(run, hidden_states, attention_mask)
 
 
-class Gpt2Decoder(_LayerNormDecoder):
+class Gpt2Decoder(LayerNormDecoder):
     """GPT2Model: learned positions."""
 
     embedding_name = "transformer.wte.weight"
     final_norm_name = "transformer.ln_f"
-    keyword_order = ("cache", "attention_mask", "position_ids")
+    keyword_order: ClassVar[tuple[str, ...]] = ("cache", "attention_mask", "position_ids")
 
     def make_layer(self, index: int) -> Layer:
         name, linear = f"{self.modules.prefix}{index}", self.modules.linear
@@ -182,7 +182,7 @@ class GptNeoxLayer(Layer):
         return hidden_states
 
 
-class GptNeoxDecoder(_LayerNormDecoder):
+class GptNeoxDecoder(LayerNormDecoder):
     """GPTNeoXModel."""
 
     embedding_name = "gpt_neox.embed_in.weight"
@@ -307,7 +307,7 @@ class FalconLayer(Layer):
         return output  # noqa: RET504
 
 
-class FalconDecoder(_LayerNormDecoder):
+class FalconDecoder(LayerNormDecoder):
     """FalconModel with rotary embedding; its mask is always a table."""
 
     embedding_name = "transformer.word_embeddings.weight"

@@ -12,7 +12,7 @@ from foretune.memory.families.gemma import Gemma3Decoder
 from foretune.memory.layout import numel
 from foretune.memory.ops import add, add_scalar, contiguous, mul, reshape, to, transpose, unsqueeze, view
 from foretune.memory.strided import power
-from foretune.memory.tape import Tensor, checkpoint, let_go
+from foretune.memory.tape import Tensor, checkpoint, discard
 
 __all__ = ["PowerRmsNorm", "SharedStates", "SharingAttention", "SharingDecoder", "SharingLayer", "rotate_one"]
 
@@ -51,7 +51,7 @@ class SharedStates:
         while self.data:
             states = self.data.pop(next(iter(self.data)))
             while states:
-                let_go(states.pop())
+                discard(states.pop())
 
 
 def rotate_one(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from foretune.memory import blocks, ops
 from foretune.memory.blocks import GatedMlp, Module, RmsNorm, call
 from foretune.memory.decoder import Cache, Decoder, Layer, Modules, RunOptions
 from foretune.memory.layout import numel
-from foretune.memory.ops import add, contiguous, mul, narrow, reshape, transpose, view
+from foretune.memory.ops import add, contiguous, dropout, mul, narrow, reshape, transpose, view
 from foretune.memory.tape import Tensor
 
 __all__ = [
@@ -19,7 +19,9 @@ __all__ = [
     "MistralDecoder",
     "Olmo2Attention",
     "Olmo2Decoder",
+    "Olmo2Layer",
     "Phi3Decoder",
+    "Phi3Mlp",
     "Qwen2Decoder",
     "Qwen3Attention",
     "Qwen3Decoder",
@@ -30,13 +32,18 @@ __all__ = [
 class LlamaAttention:
     """models/llama, qwen2, mistral, smollm3: separate projections, rotary, kernels."""
 
+    residual_dropout = 0.0
+    """Dropout after the output projection (starcoder2, seed_oss)."""
+    late_norms: tuple[Module, ...] = ()
+    """Norms on queries and keys that stand after the rotation (hunyuan, nanochat)."""
+
     def __init__(self, modules: Modules, name: str, index: int) -> None:
         t = modules.traits
         assert t.head_dim is not None
         assert t.num_heads is not None
         assert t.num_kv_heads is not None
         self.head_dim, self.groups, self.modules = t.head_dim, t.num_heads // t.num_kv_heads, modules
-        self.softcap = t.attention_softcap
+        self.softcap, self.probability = t.attention_softcap, t.attention_dropout
         self.has_rotary = not t.rotary_layers or t.rotary_layers[index]
         self.q_proj, self.k_proj, self.v_proj, self.o_proj = (
             modules.linear(f"{name}.{n}") for n in ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -65,17 +72,33 @@ class LlamaAttention:
         if self.has_rotary:
             cos, sin = position_embeddings
             query_states, key_states = self.rotate(query_states, key_states, cos, sin)
+        query_states = self.scaled_queries(query_states, kwargs)
+        if self.late_norms:
+            query_states = call(self.late_norms[0], query_states)
+            key_states = call(self.late_norms[1], key_states)
         if cache is not None:
             key_states, value_states = cache.update(key_states, value_states)
         attn_output, attn_weights = self.attend(query_states, key_states, value_states, attention_mask)
         attn_output = contiguous(reshape(attn_output, (*input_shape, numel(attn_output.shape[2:]))))
+        attn_output = self.before_output(attn_output)
         attn_output = call(self.o_proj, attn_output)
+        attn_output = dropout(attn_output, self.residual_dropout)
         return attn_output, attn_weights
+
+    def scaled_queries(self, query_states: Tensor, kwargs: dict[str, Any]) -> Tensor:
+        """What happens to rotated queries (ministral3: a scale by position)."""
+        return query_states
+
+    def before_output(self, attn_output: Tensor) -> Tensor:
+        """What stands before the output projection (bitnet: a norm)."""
+        return attn_output
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Any]:
         """The attention function that the configuration names."""
         if self.modules.attention == "eager":
-            return blocks.eager_attention(self.groups, q, k, v, mask, softcap=self.softcap)
+            return blocks.eager_attention(
+                self.groups, q, k, v, mask, probability=self.probability, softcap=self.softcap
+            )
         return blocks.sdpa_attention(self.modules.kernels, self.groups, q, k, v, mask)
 
 
@@ -124,7 +147,7 @@ class Phi3Attention(LlamaAttention):
         assert t.num_heads is not None
         assert t.num_kv_heads is not None
         self.head_dim, self.groups, self.modules = t.head_dim, t.num_heads // t.num_kv_heads, modules
-        self.softcap, self.has_rotary = None, True
+        self.softcap, self.probability, self.has_rotary = None, t.attention_dropout, True
         self.query_width, self.key_width = t.num_heads * t.head_dim, t.num_kv_heads * t.head_dim
         self.qkv_proj, self.o_proj = modules.linear(f"{name}.qkv_proj"), modules.linear(f"{name}.o_proj")
 
@@ -180,13 +203,17 @@ class LlamaDecoder(Decoder):
     """models/llama."""
 
     attention_class: ClassVar[type[LlamaAttention]] = LlamaAttention
+    layer_class: ClassVar[type[LlamaLayer]] = LlamaLayer
+    norm_names: ClassVar[tuple[str, str]] = ("input_layernorm", "post_attention_layernorm")
+    """Names of the norms before attention and before the MLP."""
 
     def make_layer(self, index: int) -> Layer:
         name = f"{self.modules.prefix}{index}"
-        return LlamaLayer(
-            self.make_norm(f"{name}.input_layernorm"),
+        first, second = self.norm_names
+        return self.layer_class(
+            self.make_norm(f"{name}.{first}"),
             self.attention_class(self.modules, f"{name}.self_attn", index),
-            self.make_norm(f"{name}.post_attention_layernorm"),
+            self.make_norm(f"{name}.{second}"),
             self.make_mlp(f"{name}.mlp"),
         )
 

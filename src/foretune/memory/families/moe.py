@@ -15,7 +15,7 @@ from foretune.memory.families.llama import (
     Qwen2Decoder,
     Qwen3Attention,
 )
-from foretune.memory.ops import add, linear, mul, reshape, to, view
+from foretune.memory.ops import add, linear, mul, reshape, softmax, to, view
 from foretune.memory.routers import Routing, TopKRouter
 from foretune.memory.tape import Tensor
 from foretune.models import DecoderTraits
@@ -117,7 +117,7 @@ class MixtralRouter:
     def __call__(self, hidden_states: Tensor) -> Routing:
         hidden_states = view(hidden_states, -1, hidden_states.shape[-1])
         router_logits = linear(hidden_states, self.weight)
-        router_probs = blocks.softmax(to(router_logits, "f32"))
+        router_probs = softmax(to(router_logits, "f32"))
         router_top_value, router_indices = top_k(router_probs, self.top_k)
         router_top_value = divide_in_place(router_top_value, sum_over(router_top_value, -1, keepdim=True))
         router_scores = router_top_value

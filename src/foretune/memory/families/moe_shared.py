@@ -100,7 +100,7 @@ class SolarOpenDecoder(SharedExpertsDecoder):
 class Dots1Decoder(SharedExpertsDecoder, SlidingDecoder):
     """models/dots1: only the masks that its layers need are made."""
 
-    attention_class = Qwen3Attention
+    attention_class: ClassVar[type[LlamaAttention]] = Qwen3Attention
 
     def masks(self, run: RunOptions, inputs_embeds: Tensor) -> dict[str, Tensor | None]:
         masks: dict[str, Tensor | None] = {}

@@ -92,7 +92,13 @@ def gpt_bigcode(c: Fields) -> Decoder:
         *two_layer_mlp("mlp.c_fc", "mlp.c_proj", hidden, width, True),
     )
     traits = dense_traits(
-        c, h, rotary=None, activation="activation_function", intermediate_size=width, dropouts=_PDROPS
+        c,
+        h,
+        rotary=None,
+        activation="activation_function",
+        intermediate_size=width,
+        dropouts=_PDROPS,
+        causal_buffer=c.size(c.own_name("max_position_embeddings")),
     )
     return _with_wte(c, layer, traits_of=traits, learned_positions=True)
 

@@ -247,7 +247,8 @@ def exaone4(c: Fields) -> Decoder:
     pattern = c.raw("sliding_window_pattern")
     period = len(pattern) if isinstance(pattern, str) else c.maybe_size("sliding_window_pattern", low=0) or 0
     types = alternating(c, lambda index: window is None or (period > 0 and (index + 1) % period == 0))
-    return uniform(c, h, layer, qk_norm="head", **windowed(c, types, window))
+    is_rotated = () if window is None else tuple(kind == "sliding_attention" for kind in types)
+    return uniform(c, h, layer, qk_norm="head", rotary_layers=is_rotated, **windowed(c, types, window))
 
 
 def seed_oss(c: Fields) -> Decoder:

@@ -64,7 +64,8 @@ def nanochat(c: Fields) -> Decoder:
     """nanochat: norms without parameters, an MLP without a gate."""
     h, hidden = heads(c), c.size("hidden_size")
     mlp = two_layer_mlp("mlp.fc1", "mlp.fc2", hidden, c.size("intermediate_size"))
-    return uniform(c, h, (*attention(c, h, bias=c.flag("attention_bias")), *mlp), final=(), qk_norm="head")
+    layer = (*attention(c, h, bias=c.flag("attention_bias")), *mlp)
+    return uniform(c, h, layer, final=(), qk_norm="head", final_softcap=c.number("final_logit_softcapping"))
 
 
 def apertus(c: Fields) -> Decoder:

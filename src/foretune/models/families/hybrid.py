@@ -224,7 +224,8 @@ def _delta_hybrid(
         return mixer + mlp(is_sparse) + pre_norms(hidden)
 
     keys = [(types[i] == "linear_attention", sparse[i]) for i in range(count)]
-    all_traits = dense_traits(c, h, rotary=0.25, qk_norm="head", **traits)
+    groups = c.size("linear_num_key_heads")
+    all_traits = dense_traits(c, h, rotary=0.25, qk_norm="head", mixer_groups=groups, **traits)
     return decoder(c, stack(keys, layer), all_traits, final=norm("model.norm", hidden))
 
 

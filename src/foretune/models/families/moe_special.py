@@ -14,6 +14,7 @@ from foretune.models.families.parts import (
     attention,
     decoder,
     experts,
+    frozen,
     gated_mlp,
     heads,
     linear,
@@ -87,7 +88,7 @@ def ernie4_5_moe(c: Fields) -> Decoder:
     shared = c.maybe_size("moe_num_shared_experts", low=0) or 0
     sparse_mlp = (
         *router("mlp.gate", count, hidden),
-        *plain("mlp.gate.moe_statics.e_score_correction_bias", 1, count),
+        *frozen(plain("mlp.gate.moe_statics.e_score_correction_bias", 1, count)),
         *experts("mlp.experts", count, hidden, width),
         *(gated_mlp("mlp.shared_experts", hidden, shared * width, bias) if shared else ()),
     )

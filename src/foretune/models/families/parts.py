@@ -20,6 +20,7 @@ __all__ = [
     "decoder",
     "embedding",
     "experts",
+    "frozen",
     "gated_mlp",
     "heads",
     "linear",
@@ -40,6 +41,11 @@ Key = TypeVar("Key", bound=Hashable)
 def plain(name: str, *shape: int, role: ParameterRole = "other") -> Params:
     """A bare `nn.Parameter`, or the weight of a module that is none of the others (convolution, router, gate)."""
     return (ParameterSpec(name=name, shape=shape, role=role),)
+
+
+def frozen(params: Params) -> Params:
+    """The same parameters, which the class leaves out of training."""
+    return tuple(p.with_(is_frozen=True) for p in params)
 
 
 def linear(name: str, out_features: int, in_features: int, bias: bool = False) -> Params:
@@ -73,13 +79,13 @@ def experts(name: str, count: int, hidden: int, width: int) -> Params:
 
 def under(prefix: str, params: Params) -> Params:
     """The same parameters one module deeper."""
-    return tuple(ParameterSpec(name=f"{prefix}.{p.name}", shape=p.shape, role=p.role) for p in params)
+    return tuple(p.with_(name=f"{prefix}.{p.name}") for p in params)
 
 
 def outside(params: Params) -> Params:
     """Linear layers that stand outside the stack: not adapted and not quantized by foretune, so `other`."""
     roles: dict[ParameterRole, ParameterRole] = {"linear": "other", "bias": "other"}
-    return tuple(ParameterSpec(name=p.name, shape=p.shape, role=roles.get(p.role, p.role)) for p in params)
+    return tuple(p.with_(role=roles.get(p.role, p.role)) for p in params)
 
 
 def num_elements(params: Params) -> int:
@@ -193,12 +199,7 @@ class Decoder(NamedTuple):
         """The same model with its modules under another name (`model.` -> `model.language_model.`)."""
 
         def renamed(params: Params) -> Params:
-            return tuple(
-                ParameterSpec(name=new + p.name.removeprefix(old), shape=p.shape, role=p.role)
-                if p.name.startswith(old)
-                else p
-                for p in params
-            )
+            return tuple(p.with_(name=new + p.name.removeprefix(old)) if p.name.startswith(old) else p for p in params)
 
         prefix = new + self.prefix.removeprefix(old)
         return self._replace(prefix=prefix, before=renamed(self.before), after=renamed(self.after))

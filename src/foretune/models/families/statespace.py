@@ -85,9 +85,9 @@ def _inner(c: Fields, key: str, hidden: int) -> int:
     return max(int(factor * hidden), 1)
 
 
-def _backbone(c: Fields, layer: Params, inner: int) -> Decoder:
+def _backbone(c: Fields, layer: Params, inner: int, **more: Any) -> Decoder:
     hidden = c.size("hidden_size")
-    traits = DecoderTraits(hidden_size=hidden, intermediate_size=inner, activation=c.text("hidden_act"))
+    traits = DecoderTraits(hidden_size=hidden, intermediate_size=inner, activation=c.text("hidden_act"), **more)
     return decoder(
         c,
         stack([0] * c.num_layers(), lambda _: layer),
@@ -174,7 +174,8 @@ def mamba2(c: Fields) -> Decoder:
         c.flag("use_bias"),
         c.flag("use_conv_bias"),
     )
-    return _backbone(c, norm("norm", hidden) + under("mixer", _mamba2(mixer)), inner)
+    more = {"mixer_groups": mixer.groups, "mixer_width": inner, "mixer_chunk": c.size("chunk_size")}
+    return _backbone(c, norm("norm", hidden) + under("mixer", _mamba2(mixer)), inner, **more)
 
 
 def _prefixed_mamba2(c: Fields, inner: int, **changes: Any) -> _Mamba2:
@@ -190,6 +191,11 @@ def _prefixed_mamba2(c: Fields, inner: int, **changes: Any) -> _Mamba2:
         c.flag("mamba_conv_bias"),
     )
     return mixer._replace(**changes)
+
+
+def _prefixed_traits(c: Fields, inner: int) -> dict[str, Any]:
+    groups, chunk = c.size("mamba_n_groups"), c.size("mamba_chunk_size")
+    return {"mixer_groups": groups, "mixer_width": inner, "mixer_chunk": chunk}
 
 
 def granitemoehybrid(c: Fields) -> Decoder:
@@ -220,6 +226,7 @@ def granitemoehybrid(c: Fields) -> Decoder:
         h,
         rotary=1.0 if has_rope else None,
         intermediate_size=shared,
+        **_prefixed_traits(c, c.size("mamba_expand") * hidden),
         **expert_traits(c, "num_local_experts", "num_experts_per_tok"),
     )
     return decoder(c, stack(types, layer), traits, final=norm("model.norm", hidden))
@@ -238,7 +245,8 @@ def bamba(c: Fields) -> Decoder:
         return common + under("mamba", _mamba2(_prefixed_mamba2(c, c.size("mamba_expand") * hidden)))
 
     kinds = stack([i in at for i in range(count)], layer)
-    return decoder(c, kinds, dense_traits(c, h, rotary=0.5), final=norm("model.final_layernorm", hidden))
+    traits = dense_traits(c, h, rotary=0.5, **_prefixed_traits(c, c.size("mamba_expand") * hidden))
+    return decoder(c, kinds, traits, final=norm("model.final_layernorm", hidden))
 
 
 def falcon_h1(c: Fields) -> Decoder:
@@ -253,7 +261,8 @@ def falcon_h1(c: Fields) -> Decoder:
         *pre_norms(hidden, ("input_layernorm", "pre_ff_layernorm")),
     )
     kinds = stack([0] * c.num_layers(), lambda _: layer)
-    return decoder(c, kinds, dense_traits(c, h), final=norm("model.final_layernorm", hidden))
+    traits = dense_traits(c, h, **_prefixed_traits(c, inner))
+    return decoder(c, kinds, traits, final=norm("model.final_layernorm", hidden))
 
 
 _NEMOTRON_LETTERS = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp"}
@@ -264,7 +273,11 @@ def nemotron_h(c: Fields) -> Decoder:
     h, hidden = heads(c), c.size("hidden_size")
     kinds = stack(_nemotron_types(c), lambda kind: norm("norm", hidden) + under("mixer", _nemotron_mixer(c, h, kind)))
     experts_here = expert_traits(c, "n_routed_experts", "num_experts_per_tok")
-    traits = dense_traits(c, h, rotary=None, activation="mlp_hidden_act", **experts_here)
+    groups = _renamed_size(c, "mamba_n_groups", "n_groups")
+    chunk = _renamed_size(c, "mamba_chunk_size", "chunk_size")
+    inner = c.size("mamba_num_heads") * c.size("mamba_head_dim")
+    more = {**experts_here, "mixer_groups": groups, "mixer_width": inner, "mixer_chunk": chunk}
+    traits = dense_traits(c, h, rotary=None, activation="mlp_hidden_act", **more)
     # `_tied_weights_keys` is empty: the head keeps a weight of its own (modeling_nemotron_h.py, NemotronHForCausalLM).
     return decoder(c, kinds, traits, embed="model.embeddings", final=norm("model.norm_f", hidden), tied=False)
 

@@ -40,7 +40,15 @@ def zamba2(c: Fields) -> Decoder:
     holders = hybrids[:blocks] if c.flag("tie_word_embeddings") else hybrids
     first = {index: number % blocks for number, index in enumerate(holders)}
     kinds = stack([(kind, first.get(index)) for index, kind in enumerate(types)], layer)
-    traits = dense_traits(c, h, rotary=1.0 if c.flag("use_mem_rope") else None, intermediate_size=_width(c))
+    traits = dense_traits(
+        c,
+        h,
+        rotary=1.0 if c.flag("use_mem_rope") else None,
+        intermediate_size=_width(c),
+        mixer_groups=c.size("mamba_ngroups"),
+        mixer_width=c.size("mamba_expand") * hidden,
+        mixer_chunk=c.size("chunk_size"),
+    )
     return decoder(c, kinds, traits, final=norm("model.final_layernorm", hidden), notes=(_NOTE,))
 
 

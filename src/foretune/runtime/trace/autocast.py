@@ -67,7 +67,8 @@ class Autocast:
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype, self.depth = dtype, 0
         self._modes: list[_Mode] = []
-        self.casts: dict[int, Tensor] = {}
+        self.casts: dict[int, tuple[Tensor, Tensor]] = {}
+        """By the leaf's identity: itself, so that no other gets its identity, and the cast."""
         self.is_suspended = False
         self._before: tuple[bool, torch.dtype] = False, dtype
 
@@ -121,11 +122,11 @@ class Autocast:
         """Cast an argument to the lower precision (cached_cast)."""
         if not isinstance(value, Tensor) or not value.is_floating_point() or value.dtype == self.dtype:
             return value
-        if not (value.is_leaf and value.requires_grad and value.dtype == torch.float32):
+        if value.dtype != torch.float32 or not (value.is_leaf and value.requires_grad) or value._is_view():
             return value.to(self.dtype)
         if id(value) not in self.casts:
-            self.casts[id(value)] = value.to(self.dtype)
-        return self.casts[id(value)]
+            self.casts[id(value)] = value, value.to(self.dtype)
+        return self.casts[id(value)][1]
 
 
 class _Mode(TorchFunctionMode):

@@ -58,8 +58,12 @@ class CallersRun(OwnRun):
         total = sum(buffer.numel() * buffer.element_size() for buffer in self.base.buffers())
         for parameter in self.base.parameters():
             is_packed = id(parameter) in packed
-            total += parameter.numel() // 2 if is_packed else parameter.numel() * parameter.element_size()
+            total += self._packed(parameter.numel()) if is_packed else parameter.numel() * parameter.element_size()
         return total
+
+    def _packed(self, count: int) -> int:
+        is_8bit = self.config.quantization is not None and self.config.quantization.scheme == "int8"
+        return count if is_8bit else count // 2
 
     # -- prepare
     def _prepare(self) -> nn.Module:

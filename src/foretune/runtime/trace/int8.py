@@ -23,6 +23,7 @@ def _vectorwise(rows_TH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     codes = torch.empty(rows_TH.shape, dtype=torch.int8, device=rows_TH.device)
     outliers = rows_TH.abs() >= THRESHOLD
     outliers.any()
+    del outliers  # the rows are held by the library's function around the kernel
     columns = torch.empty(0, dtype=torch.int64, device=rows_TH.device)
     return codes, scales, columns
 
@@ -39,8 +40,8 @@ class _MatMul8bit(torch.autograd.Function):
         out = torch.empty_like(sums, dtype=torch.float16)
         if bias is not None and bias.dtype != torch.float16:
             out.add_(bias)
-        del sums
         out = out.to(a.dtype)
+        del sums  # int8_scaled_mm holds it until it returns
         del of_a, row_scales
         ctx.a, ctx.codes, ctx.scales, ctx.shape = a, codes, scales, shape
         return out.reshape(*shape[:-1], -1)
@@ -63,6 +64,10 @@ class TracedLinear8bit(bnb.nn.Linear8bitLt):
         self.weight, self.bias, self.scales = nn.Parameter(codes, requires_grad=False), linear.bias, scales
         self.state, self.index = bnb.MatmulLtState(), None
         self.state.has_fp16_weights, self.state.threshold = False, THRESHOLD
+
+    def dequantized(self) -> Tensor:
+        """int8_vectorwise_dequant (bitsandbytes/_ops.py)."""
+        return self.weight.data * self.scales.view(-1, 1) * 1.0
 
     def forward(self, x: Tensor) -> Tensor:
         """As bitsandbytes' (nn/modules.py)."""

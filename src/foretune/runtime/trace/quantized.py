@@ -4,6 +4,7 @@ Follows bitsandbytes 0.50: functional.py (quantize_4bit, dequantize_4bit), autog
 backends/cuda/ops.py (_dequant_linear_fallback), optim/optimizer.py (init_state).
 """
 
+import copy
 from typing import Any, NamedTuple, Protocol
 
 import bitsandbytes as bnb
@@ -37,6 +38,7 @@ class _State(NamedTuple):
     dtype: torch.dtype
     is_nested: bool
     tensors: tuple[Tensor, ...]
+    """absmax, code; with double quantization codes, scales, map, offset, code."""
     has_gemm_4bit: bool
 
     def scales(self, device: torch.device) -> Tensor:
@@ -93,6 +95,24 @@ class TracedLinear4bit(bnb.nn.Linear4bit):
         weight.compress_statistics, weight.quant_type = settings.uses_double_quant, settings.scheme
         self.weight, self.bias, self.state = weight, linear.bias, state
 
+    def dequantized(self) -> Tensor:
+        """dequantize_4bit."""
+        return self.state.dequantized(self.weight)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "TracedLinear4bit":
+        """PEFT copies the layer to measure its weight for DoRA. The parameter and the layer both know the weight's
+        state, and it is copied for each (Params4bit.__deepcopy__)."""
+        kept = _CopiedState(self.state.tensors)
+        weight: Any = nn.Parameter(self.weight.data.clone(), requires_grad=False)
+        weight.quant_state = kept
+        del kept
+        copied = TracedLinear4bit.__new__(TracedLinear4bit)
+        nn.Module.__init__(copied)
+        copied.weight, copied.state = weight, self.state
+        copied.bias = None if self.bias is None else copy.deepcopy(self.bias)
+        copied.quant_state = _CopiedState(self.state.tensors)
+        return copied
+
     def forward(self, x: Tensor) -> Tensor:
         """As bitsandbytes' (nn/modules.py)."""
         dtype = x.dtype
@@ -103,6 +123,21 @@ class TracedLinear4bit(bnb.nn.Linear4bit):
                 bias.data = bias.data.to(x.dtype)
             bias = bias.to(self.compute_dtype)
         return _MatMul4Bit.apply(x, self.weight, bias, self.state).to(dtype)
+
+
+TracedLinear4bit.__name__ = "Linear4bit"  # PEFT asks for it by this name
+
+
+class _CopiedState:
+    """A copied QuantState: its parts are made and die in the order of its attributes (functional.py)."""
+
+    def __init__(self, state: tuple[Tensor, ...]) -> None:
+        absmax, *nested, code = state
+        self.absmax, self.code = absmax.clone(), code.clone()
+        if nested:
+            scales, code_map, offset = nested
+            self.offset = offset.clone()
+            self.nested_absmax, self.nested_code = scales.clone(), code_map.clone()
 
 
 def quantize_on_meta(

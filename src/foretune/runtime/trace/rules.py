@@ -108,6 +108,19 @@ def _sum(args: Arguments, stack: StackProfile) -> list[int]:
     return [*whole_numbers(args, stack), *partial]
 
 
+def _vector_norm(args: Arguments, stack: StackProfile) -> list[int]:
+    """A long norm is divided among blocks, as a sum is (reduction_workspaces).
+
+    Source: aten/src/ATen/native/cuda/ReduceNormKernel.cu. Learnt on: its text.
+    """
+    x, dim = args[0], (args[2] if len(args) > 2 else None) or []
+    if len(dim) != 1:
+        return []
+    inputs = x.shape[dim[0]]
+    is_inner = x.stride(dim[0]) == 1
+    return kernels.reduction_workspaces(x.numel() // inputs, inputs, is_inner=is_inner, device=stack.multiprocessors)
+
+
 def _index(args: Arguments, _: StackProfile) -> list[int]:
     """Several index tensors are made contiguous unless their strides agree.
 
@@ -139,6 +152,7 @@ WORKSPACES_AFTER: dict[Any, Rule] = {
     aten.cumsum.default: whole_numbers,
     aten.sum.default: _sum,
     aten.sum.dim_IntList: _sum,
+    aten.linalg_vector_norm.default: _vector_norm,
     aten.embedding_dense_backward.default: _embedding_backward,
     aten._softmax_backward_data.default: _softmax_backward,
 }
@@ -188,5 +202,14 @@ def _grouped_mm(
     return _create_grouped_mm_output_tensor(a, b, offsets, out_dtype)
 
 
-ON_META: dict[Any, Callable[..., Any]] = {aten._grouped_mm.default: _grouped_mm}
-"""Operators whose meta kernel refuses what devices run: experts in fp16 and fp32 (ATen/native/GroupedMMUtils.h)."""
+def _like_both(grad: torch.Tensor, x: torch.Tensor, *_: Any) -> torch.Tensor:
+    return grad * x
+
+
+ON_META: dict[Any, Callable[..., Any]] = {
+    aten._grouped_mm.default: _grouped_mm,
+    aten.softplus_backward.default: _like_both,
+}
+"""Operators whose meta kernel refuses what devices run: experts in fp16 and fp32 (ATen/native/GroupedMMUtils.h); or
+that lays its result out otherwise: softplus_backward, whose gradient comes first on devices (Activation.cpp;
+learnt on torch's CPU kernel)."""

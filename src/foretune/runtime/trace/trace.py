@@ -13,10 +13,11 @@ from foretune.contract import TrainingConfig
 from foretune.devices import DeviceSpec
 from foretune.memory.allocator import Program
 from foretune.memory.answer import MemoryEstimate
-from foretune.memory.figures import assemble, facts_of, figures_of, kernels_of
+from foretune.memory.figures import assemble, facts_of, figures_of, kernels_for
 from foretune.memory.stack import FORETUNE, StackProfile
 from foretune.models import ModelShape
 from foretune.runtime.trace.callers import CallersRun
+from foretune.runtime.trace.dequantize import dequantizing
 from foretune.runtime.trace.recorder import Birth, Recorder
 from foretune.runtime.trace.run import OwnRun
 from foretune.runtime.trace.stand_ins import cuda_paths
@@ -48,12 +49,9 @@ def trace_memory(
     `raw_config` is the model's config.json. Raises ConfigError and UnsupportedError for what cannot be built.
     """
     recorder = Recorder(stack.on(device), shape.vocab_size)
-    kernels = kernels_of(device, stack)
-    if config.attention == "flash_attention_2":
-        repeats = shape.model_type in stack.flash_repeats_heads_of
-        kernels = kernels._replace(is_package=True, repeats_heads=repeats)
     kernels_run: set[str] = set()
-    program = record_run(recorder, cuda_paths(kernels, kernels_run), config, shape, raw_config)
+    paths = cuda_paths(kernels_for(config, shape, device, stack), kernels_run)
+    program = record_run(recorder, paths, config, shape, raw_config)
     facts = facts_of(config, shape)
     figures = figures_of(program)
     requested = _requested_peak(program, recorder.births)
@@ -73,7 +71,7 @@ def record_run(
     raw_config: Mapping[str, Any],
 ) -> Program:
     """Run a fine-tune without data under a device's paths; the recorder has its births."""
-    with _quiet_collector(), paths, _backward_noticed(recorder):
+    with _quiet_collector(), paths, _backward_noticed(recorder), dequantizing(config):
         run = _kind_of(recorder.stack)(recorder, config, facts_of(config, shape), raw_config, recorder.stack)
         with recorder:
             run.train()

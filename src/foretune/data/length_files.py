@@ -1,0 +1,214 @@
+"""Files of row lengths: the reader of all forms, strict, and in memory that does not grow with the rows.
+
+Forms: a line each with a number of tokens (`512`), an object (`{"tokens": 512}` or `{"length": 512}`) or a bar of a
+histogram (`{"length": 512, "count": 40}`); or one JSON object that maps lengths to numbers of rows (`{"512": 40}`).
+"""
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from foretune.data.lengths import Lengths
+from foretune.errors import DataError
+
+__all__ = ["read_lengths"]
+
+MAX_TOKENS = 1 << 30
+"""Of a row: as many as `batch.sequence_length` may be."""
+MAX_COUNT = 1 << 40
+"""Rows in one bar of a histogram."""
+MAX_TOTAL = 1 << 62
+"""Tokens in all: what a JSON number surely holds."""
+MAX_DISTINCT = 1 << 20
+"""Different lengths: what is held in memory."""
+MAX_LINE = 1 << 12
+MAX_OBJECT = 1 << 26
+"""Bytes of a file that is one object: more than MAX_DISTINCT lengths, each on a line of its own."""
+BLOCK = 1 << 21
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+HINT = (
+    'Each line is a number of tokens, {"tokens": N}, {"length": N} or {"length": N, "count": K}; or the file is one '
+    'object {"LENGTH": COUNT, ...}.'
+)
+_BEGINS_OBJECT = re.compile(rb'\s*\{\s*"\d')
+_PLAIN_ROW = re.compile(rb'\{"(?:tokens|length)": ?([1-9][0-9]{0,8})\}')
+_KEY = re.compile(r"[1-9][0-9]{0,9}")
+
+
+class _Wrong(ValueError):
+    """What is wrong with a line or an object; the reader knows where it stands."""
+
+    def __init__(self, message: str, *, key: str | None = None, line: int = 1) -> None:
+        super().__init__(message)
+        self.key = key
+        """The key of an object that is to blame."""
+        self.line = line
+        """Without a key: the line of what was decoded."""
+
+
+def read_lengths(path: str | os.PathLike[str]) -> Lengths:
+    """Read how long rows are.
+
+    A gigabyte of short lines takes half a minute, and no more memory than its different lengths. Raises DataError
+    with file, line and cause: for a file that cannot be read, holds no length or more than 2^20 different ones, and
+    for a line that is none.
+    """
+    file = str(os.fspath(path))
+    try:
+        with open(file, "rb") as stream:  # noqa: PTH123 - the path may be any text
+            counted = _counted(stream, file)
+    except (OSError, ValueError) as error:
+        if isinstance(error, DataError):
+            raise
+        reason = getattr(error, "strerror", None) or str(error)
+        raise DataError(f"The lengths cannot be read: {reason}.", hint="Pass a readable file.", place=file) from error
+    if not counted:
+        raise DataError("There is no length in it.", hint=HINT, place=file)
+    lengths = Lengths.of(counted)
+    if lengths.num_tokens >= MAX_TOTAL:
+        raise DataError("It has 2^62 tokens or more in all.", hint="Check its counts.", place=file)
+    return lengths
+
+
+def _counted(stream: BinaryIO, file: str) -> dict[int, int]:
+    head = stream.read(BLOCK).removeprefix(BYTE_ORDER_MARK)
+    if _BEGINS_OBJECT.match(head):
+        return _counted_in_object(head + stream.read(MAX_OBJECT), file)
+    return _counted_in_lines(head, stream, file)
+
+
+# -- a length a line
+
+
+def _counted_in_lines(head: bytes, stream: BinaryIO, file: str) -> dict[int, int]:
+    """Count block by block: equal lines of a block are parsed once."""
+    counted: dict[int, int] = {}
+    for first, lines in _blocks(head, stream, file):
+        for line, times in Counter(lines).items():
+            try:
+                parsed = _parsed(line)
+                if parsed is not None:
+                    _add(counted, parsed[0], parsed[1] * times)
+            except _Wrong as error:
+                raise DataError(f"{error}", hint=HINT, place=f"{file}:{first + lines.index(line)}") from error
+    return counted
+
+
+def _blocks(head: bytes, stream: BinaryIO, file: str) -> Iterator[tuple[int, list[bytes]]]:
+    """Yield the number of a first line with the lines that follow, split at newlines alone."""
+    first, rest, block = 1, b"", head
+    while block:
+        lines = (rest + block).split(b"\n")
+        rest = lines.pop()
+        yield first, lines
+        first += len(lines)
+        if len(rest) > MAX_LINE:
+            raise DataError(_too_long(), hint=HINT, place=f"{file}:{first}")
+        block = stream.read(BLOCK)
+    yield first, [rest]
+
+
+def _too_long() -> str:
+    return f"The line is longer than {MAX_LINE:,} bytes."
+
+
+def _parsed(line: bytes) -> tuple[int, int] | None:
+    """Return length and count of a line; None for a blank one."""
+    line = line.strip(b" \t\r")
+    if len(line) <= 9 and line.isdigit() and line[0] != ord("0"):
+        return int(line), 1
+    plain = _PLAIN_ROW.fullmatch(line)  # a quick way for most lines; JSON says the same of them
+    if plain is not None:
+        return int(plain[1]), 1
+    if not line:
+        return None
+    if len(line) > MAX_LINE:
+        raise _Wrong(_too_long())
+    return _row(_decoded(line))
+
+
+def _row(data: Any) -> tuple[int, int]:
+    if not isinstance(data, dict):
+        return _whole("The line", data, MAX_TOKENS), 1
+    unknown = [key for key in data if key not in ("tokens", "length", "count")]
+    if unknown:
+        raise _Wrong(f"The key {unknown[0][:60]!r} is not known.")
+    if len(data.keys() & {"tokens", "length"}) != 1:
+        raise _Wrong("The object has to have either tokens or length.")
+    name = "tokens" if "tokens" in data else "length"
+    return _whole(name, data[name], MAX_TOKENS), _whole("count", data.get("count", 1), MAX_COUNT)
+
+
+# -- one object
+
+
+def _counted_in_object(data: bytes, file: str) -> dict[int, int]:
+    if len(data) > MAX_OBJECT:
+        raise DataError(f"The object is longer than {MAX_OBJECT:,} bytes.", hint=HINT, place=file)
+    counted: dict[int, int] = {}
+    try:
+        for key, count in _decoded(data).items():
+            if _KEY.fullmatch(key) is None or int(key) > MAX_TOKENS:
+                raise _Wrong(f"The key {key[:60]!r} is no number from 1 to {MAX_TOKENS:,}.", key=key)
+            try:
+                _add(counted, int(key), _whole(f"The count of {key}", count, MAX_COUNT))
+            except _Wrong as error:
+                raise _Wrong(str(error), key=key) from error
+    except _Wrong as error:
+        raise DataError(f"{error}", hint=HINT, place=f"{file}:{_line_of(error, data)}") from error
+    return counted
+
+
+def _line_of(error: _Wrong, data: bytes) -> int:
+    """Return the line on which the key last stands; what is wrong with the text itself has its own line."""
+    if error.key is None:
+        return error.line
+    return data.count(b"\n", 0, max(data.rfind(f'"{error.key}"'.encode(errors="replace")), 0)) + 1
+
+
+# -- both
+
+
+def _add(counted: dict[int, int], length: int, count: int) -> None:
+    if length not in counted and len(counted) >= MAX_DISTINCT:
+        raise _Wrong(f"It has more than {MAX_DISTINCT:,} different lengths.")
+    counted[length] = counted.get(length, 0) + count
+
+
+def _whole(name: str, value: Any, most: int) -> int:
+    """Check that a value is a whole number from 1 to `most`."""
+    if type(value) is int and 1 <= value <= most:
+        return value
+    shown = "a list" if isinstance(value, list) else "an object" if isinstance(value, dict) else json.dumps(value)[:60]
+    raise _Wrong(f"{name} is {shown}, and no whole number from 1 to {most:,}.")
+
+
+def _decoded(data: bytes) -> Any:
+    """Decode UTF-8 and JSON; a key that stands twice and what is no number (NaN) are refused."""
+    try:
+        return json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
+    except UnicodeDecodeError as error:
+        raise _Wrong(f"It is not UTF-8: {error.reason}.", line=data.count(b"\n", 0, error.start) + 1) from error
+    except json.JSONDecodeError as error:
+        raise _Wrong(f"It is not JSON: {error.msg}.", line=error.lineno) from error
+    except _Wrong:
+        raise
+    except (RecursionError, ValueError) as error:
+        raise _Wrong("It is not JSON that can be read: nested too deeply, or a number too long.") from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    data = dict(pairs)
+    if len(data) < len(pairs):
+        seen: set[str] = set()
+        key = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise _Wrong(f"The key {key[:60]!r} stands twice.", key=key)
+    return data
+
+
+def _no_constant(name: str) -> Any:
+    raise _Wrong(f"{name} is no number.")
