@@ -360,6 +360,7 @@ def scaled_dot_product_attention(
         head_width=query.shape[-1],
         is_grouped=query.shape[1] != key.shape[1],
         has_mask=mask is not None,
+        has_narrow_values=value.shape[-1] != query.shape[-1],
     )
     current().kernels_run.add(kernel)
     if kernel == "flash":

@@ -53,6 +53,8 @@ class Decoder:
     """Parameters of a layer that the class makes and keeps in fp32 (_keep_in_fp32_modules_strict)."""
     caps_logits: ClassVar[bool] = True
     """The class applies the cap on logits that its config names."""
+    scales_before_head: ClassVar[bool] = False
+    """The class scales what enters the head (minicpm3)."""
     upcasts_logits: ClassVar[bool] = False
     """The class makes its logits fp32."""
     scales_logits: ClassVar[bool] = False

@@ -23,6 +23,8 @@ class StockHead:
     """How many targets the update has, where the loop counts them: the model's loss is a sum divided by it."""
     is_upcast = False
     """The class itself makes its logits fp32 (Mllama)."""
+    scales_input = False
+    """The class scales what enters the head (MiniCPM3)."""
 
     def __init__(
         self, backbone: Backbone, weight: Tensor, bias: Tensor | None, *, has_softcap: bool, is_scaled: bool = False
@@ -43,7 +45,10 @@ class StockHead:
         outputs = self.backbone(input_ids)
         current().enter(phase)
         with current().counted_as("logits and loss"):
-            return self.model_logits(outputs[0])
+            hidden_states = outputs[0]
+            if self.scales_input:
+                hidden_states = scale(hidden_states)
+            return self.model_logits(hidden_states)
 
     def model_logits(self, hidden_states: Tensor) -> Tensor:
         """Logits as the class returns them."""
@@ -74,6 +79,8 @@ class TransformersHead(StockHead):
         current().enter(phase)
         with current().counted_as("logits and loss"):
             hidden_states = outputs[0]
+            if self.scales_input:
+                hidden_states = scale(hidden_states)
             logits = self.model_logits(hidden_states)
             loss = self.loss(logits, targets)
         return {"loss": loss, "logits": logits, "cache": outputs[1]}

@@ -681,7 +681,7 @@ def cudnn_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None)
 
 
 def efficient_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """out as [B, S, H, D], logsumexp 4BH*ceil32(S), 8, 8; saves k, q, v, logsumexp, out, seeds (and the mask);
+    """out as [B, S, H, width of v], logsumexp 4BH*ceil32(S), 8, 8; saves k, q, v, logsumexp, out, seeds (and the mask);
     backward: dq, dk, dv, then delta and the fp32 accumulator of kernel_backward.h."""
     b, h, s, d = q.shape
     is_half = q.dtype != "f32"
@@ -695,7 +695,8 @@ def efficient_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = N
     node = node_for(formula, q, k, v)
     if node:
         node.save(mask, k, q, v)
-    out = Tensor(q.shape, q.dtype, (s * h * d, d, h * d, 1))
+    width = v.shape[-1]
+    out = Tensor((b, h, s, width), q.dtype, (s * h * width, width, h * width, 1))
     rows = kernels.efficient_logsumexp_rows(s) if node else 0
     extra = [Tensor((b, h, rows), "f32"), Tensor((), "i64"), Tensor((), "i64")]
     if node:

@@ -337,8 +337,9 @@ class _Run:
             weight,
             bias,
             has_softcap=self.shape.traits.final_softcap is not None and decoder.caps_logits,
-            is_scaled=decoder.scales_logits,
+            is_scaled=decoder.scales_logits or (decoder.scales_before_head and self.config.loss == "chunked"),
         )
+        head.scales_input = decoder.scales_before_head
         head.is_upcast = decoder.upcasts_logits
         return head
 

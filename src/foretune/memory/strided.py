@@ -23,6 +23,7 @@ __all__ = [
     "add_to_rows",
     "add_to_view",
     "clamp",
+    "copy_to_last",
     "mean_first",
     "mul_in_place",
     "permute",
@@ -214,7 +215,7 @@ def _slice_grad(base: Tensor, part: Tensor, *, is_copy: bool) -> Formula:
         first, second = node.edges
         result = Tensor(shape, dtype, strides)
         grad_slice = Tensor(small, dtype, small_strides)
-        if is_copy:
+        if is_copy and first:
             current().temporaries(numel(small) * ITEM_BYTES[dtype])
         return [result if first else None, grad_slice if second else None]
 
@@ -244,6 +245,12 @@ def add_to_view(base: Tensor, part: Tensor, b: Tensor) -> Tensor:
     """part += b where part views base: nothing; backward makes the gradient in the base's layout twice (as_strided,
     then CopySlices), and a copy of its part."""
     return _write(base, part, b)[1]
+
+
+def copy_to_last(t: Tensor, b: Tensor) -> Tensor:
+    """t[..., i:j].copy_(b) for a slice of b's width: nothing; backward makes the gradient in t's layout, a copy of its
+    slice and, where t wants a gradient, the slice's zeros."""
+    return _write(t, t.view_as(b.shape, t.strides), b, is_copy=True)[0]
 
 
 def add_to_rows(t: Tensor, b: Tensor) -> Tensor:

@@ -74,6 +74,8 @@ class DecoderTraits(Value, frozen=True, kw_only=True):
     num_heads: Size | None = None
     num_kv_heads: Size | None = None
     head_dim: Size | None = None
+    value_head_dim: Size | None = None
+    """Width of a head of values in latent attention, whose keys may be wider."""
     intermediate_size: Size | None = None
     activation: str | None = None
     """As in the config: `silu`, `gelu_pytorch_tanh`, `gelu_new`, `relu`..."""

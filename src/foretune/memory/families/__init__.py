@@ -39,6 +39,7 @@ from foretune.memory.families.gemma import Gemma2Decoder, Gemma3Decoder, GemmaDe
 from foretune.memory.families.gemma3n import Gemma3nDecoder
 from foretune.memory.families.gemma_more import Gemma4Decoder, VaultGemmaDecoder
 from foretune.memory.families.hybrid import Lfm2Decoder
+from foretune.memory.families.latent import DeepseekV3Decoder, MiniCpm3Decoder, YoutuDecoder
 from foretune.memory.families.llama import (
     LlamaDecoder,
     MistralDecoder,
@@ -75,6 +76,7 @@ DECODERS: dict[str, type[Decoder]] = {
     "cohere": CohereDecoder,
     "cohere2": Cohere2Decoder,
     "cwm": CwmDecoder,
+    "deepseek_v3": DeepseekV3Decoder,
     "dots1": Dots1Decoder,
     "ernie4_5": Ernie45Decoder,
     "ernie4_5_moe": Ernie45MoeDecoder,
@@ -92,6 +94,7 @@ DECODERS: dict[str, type[Decoder]] = {
     "gemma4_text": Gemma4Decoder,
     "glm": GlmDecoder,
     "glm4": Glm4Decoder,
+    "glm4_moe_lite": DeepseekV3Decoder,
     "glm4_moe": Glm4MoeDecoder,
     "gpt2": Gpt2Decoder,
     "gpt_bigcode": GptBigCodeDecoder,
@@ -108,6 +111,7 @@ DECODERS: dict[str, type[Decoder]] = {
     "internlm3": LlamaDecoder,
     "jais2": Jais2Decoder,
     "llama": LlamaDecoder,
+    "minicpm3": MiniCpm3Decoder,
     "minimax_m2": MiniMaxM2Decoder,
     "mllama_text_model": MllamaDecoder,
     "ministral": MinistralDecoder,
@@ -131,6 +135,7 @@ DECODERS: dict[str, type[Decoder]] = {
     "seed_oss": SeedOssDecoder,
     "smollm3": Qwen2Decoder,
     "vaultgemma": VaultGemmaDecoder,
+    "youtu": YoutuDecoder,
     "solar_open": SolarOpenDecoder,
     "stablelm": StableLmDecoder,
     "starcoder2": Starcoder2Decoder,
