@@ -45,8 +45,8 @@ __all__ = [
     "recording",
 ]
 
-Dtype = Literal["f32", "f16", "bf16", "i64", "i32", "u8", "bool"]
-ITEM_BYTES: dict[str, int] = {"f32": 4, "f16": 2, "bf16": 2, "i64": 8, "i32": 4, "u8": 1, "bool": 1}
+Dtype = Literal["f32", "f16", "bf16", "c64", "i64", "i32", "u8", "bool"]
+ITEM_BYTES: dict[str, int] = {"f32": 4, "f16": 2, "bf16": 2, "c64": 8, "i64": 8, "i32": 4, "u8": 1, "bool": 1}
 
 FLOATS = frozenset({"f32", "f16", "bf16"})
 

@@ -3,6 +3,7 @@
 from foretune.memory.decoder import Decoder
 from foretune.memory.families.classic import FalconDecoder, Gpt2Decoder, GptNeoxDecoder
 from foretune.memory.families.classic_more import GptBigCodeDecoder
+from foretune.memory.families.deepseek_v2 import DeepseekV2Decoder
 from foretune.memory.families.delta import Qwen3NextDecoder, Qwen35Decoder
 from foretune.memory.families.dense import (
     GraniteDecoder,
@@ -76,6 +77,7 @@ DECODERS: dict[str, type[Decoder]] = {
     "cohere": CohereDecoder,
     "cohere2": Cohere2Decoder,
     "cwm": CwmDecoder,
+    "deepseek_v2": DeepseekV2Decoder,
     "deepseek_v3": DeepseekV3Decoder,
     "dots1": Dots1Decoder,
     "ernie4_5": Ernie45Decoder,
