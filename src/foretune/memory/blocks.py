@@ -58,6 +58,7 @@ __all__ = [
     "rotary_tables",
     "rotated",
     "sdpa_attention",
+    "softmax_f32",
 ]
 
 Module = Callable[..., Any]
@@ -139,12 +140,12 @@ class RmsNorm:
         return to(mul(self.weight, hidden_states), input_dtype)
 
     def _gemma(self, x: Tensor) -> Tensor:
-        output = call(self._normalize, to(x, "f32"))
+        output = call(self.normalize, to(x, "f32"))
         output = mul(output, add_scalar(to(self.weight, "f32")))
         return to(output, x.dtype)
 
     @staticmethod
-    def _normalize(x: Tensor) -> Tensor:
+    def normalize(x: Tensor) -> Tensor:
         return mul(x, rsqrt(add_scalar(mean_last(square(x)))))
 
 
@@ -346,7 +347,8 @@ def scaled_dot_product_attention(
     Autocast lowers its operands; so does Transformers' wrapper of the flash-attn package
     (modeling_flash_attention_utils.py).
     """
-    autocast = current().autocast
+    tape = current()
+    autocast = tape.autocast
     if autocast is not None or (kernels.is_package and query.dtype == "f32"):
         dtype = autocast.dtype if autocast is not None else "f16"
         query, key, value = to(query, dtype), to(key, dtype), to(value, dtype)
@@ -362,7 +364,7 @@ def scaled_dot_product_attention(
         has_mask=mask is not None,
         has_narrow_values=value.shape[-1] != query.shape[-1],
     )
-    current().kernels_run.add(kernel)
+    tape.kernels_run.add(kernel)
     if kernel == "flash":
         return _flash(query, key, value)
     if mask is not None and mask.dtype == "bool":
@@ -372,7 +374,11 @@ def scaled_dot_product_attention(
     if kernel == "efficient":
         return ops.efficient_attention(query, key, value, mask)
     math = _math_attention if kernels.has_safe_softmax else _math_attention_2_6
-    return math(query, key, value, mask, is_grouped)
+    tape.autocast = None  # inside torch's function nothing is cast again
+    try:
+        return math(query, key, value, mask, is_grouped)
+    finally:
+        tape.autocast = autocast
 
 
 def _flash(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -23,11 +23,12 @@ from foretune.memory.ops import (
     unsqueeze,
     view,
 )
-from foretune.memory.tape import ITEM_BYTES, Grads, Node, Tensor, attach, current, like_iterator, node_for
+from foretune.memory.tape import ITEM_BYTES, Formula, Grads, Node, Tensor, attach, current, like_iterator, node_for
 
 __all__ = [
     "Experts",
     "clamp",
+    "clamp_in_place",
     "divide",
     "divide_in_place",
     "gated",
@@ -35,8 +36,13 @@ __all__ = [
     "gather_rows",
     "grouped_product",
     "masked_fill",
+    "max_last",
+    "repeat_rows",
+    "scatter_in_place",
+    "scatter_value",
     "sigmoid",
     "sort",
+    "subtract",
     "sum_over",
     "top_k",
 ]
@@ -62,6 +68,22 @@ def top_k(t: Tensor, k: int) -> tuple[Tensor, Tensor]:
     if node:
         node.save(indices)
     return attach(node, values), indices
+
+
+def max_last(t: Tensor) -> tuple[Tensor, Tensor]:
+    """max(-1, keepdim): values (n*s) and indices (8n); saves and computes as top_k."""
+    return top_k(t, 1)
+
+
+def subtract(a: Tensor, b: Tensor) -> Tensor:
+    """a - b: n*s; backward passes the gradient on to a, and negated to b (n*s)."""
+
+    def formula(grads: Grads, node: Node) -> Grads:
+        grad, (first, second) = _only(grads), node.edges
+        second_grad = like(grad) if second else None
+        return [grad if first else None, second_grad]
+
+    return attach(node_for(formula, a, b), like_iterator(a, b))
 
 
 def sum_over(t: Tensor, dim: int, *, keepdim: bool = False) -> Tensor:
@@ -110,24 +132,36 @@ def divide_in_place(a: Tensor, b: Tensor) -> Tensor:
     return attach(node, a.detach())
 
 
-def clamp(t: Tensor, num_bounds: int = 1) -> Tensor:
-    """clamp by one bound or two: n*s; saves the input; backward n*s, beside a zero and which values were within (n
-    bytes for each bound)."""
-
+def _clamp_grad(num_bounds: int) -> Formula:
     def formula(grads: Grads, node: Node, t: Tensor) -> Grads:
         grad = _only(grads)
         zero = Tensor((), grad.dtype)
-        mask = like(t, "bool")
-        if num_bounds > 1:
-            like(t, "bool")  # the other bound's, which is joined in place
-        out = Tensor(t.shape, grad.dtype, iterator_strides(t.shape, [mask, grad]))
-        del mask, zero
+        masks = [like(t, "bool") for _ in range(num_bounds)]  # the second is joined to the first in place
+        out = Tensor(t.shape, grad.dtype, iterator_strides(t.shape, [masks[0], grad]))
+        while masks:
+            masks.pop()
+        del zero
         return [out]
 
-    node = node_for(formula, t)
+    return formula
+
+
+def clamp(t: Tensor, num_bounds: int = 1) -> Tensor:
+    """clamp by one bound or two: n*s; saves the input; backward n*s, beside a zero and which values were within (n
+    bytes for each bound)."""
+    node = node_for(_clamp_grad(num_bounds), t)
     if node:
         node.save(t)
     return attach(node, like(t))
+
+
+def clamp_in_place(t: Tensor, num_bounds: int = 2) -> Tensor:
+    """t keeps its storage; saves a copy of what it was (n*s); backward as clamp."""
+    node = node_for(_clamp_grad(num_bounds), t)
+    if node is None:
+        return t
+    node.save(like(t))
+    return attach(node, t.detach())
 
 
 def gather_last(t: Tensor, index: Tensor) -> Tensor:
@@ -141,6 +175,33 @@ def gather_last(t: Tensor, index: Tensor) -> Tensor:
     if node:
         node.save(index, t)
     return attach(node, Tensor(index.shape, t.dtype))
+
+
+def scatter_value(t: Tensor, index: Tensor) -> Tensor:
+    """scatter of a number, out of place: n*s; saves the index; backward n*s."""
+    node = node_for(lambda grads, node, index: (like(_only(grads)),), t)
+    if node:
+        node.save(index)
+    return attach(node, like(t))
+
+
+def scatter_in_place(t: Tensor, index: Tensor, source: Tensor) -> Tensor:
+    """scatter_ into a tensor that wants no gradient: nothing; saves the index; backward gathers the source's (n*s)."""
+    node = node_for(lambda grads, node, index: (Tensor(index.shape, _only(grads).dtype),), source)
+    if node is None:
+        return t
+    node.save(index)
+    return attach(node, t.detach())
+
+
+def repeat_rows(t: Tensor, times: int) -> Tensor:
+    """repeat(times, 1): n*s; backward sums over the repetitions."""
+    rows, width = t.shape
+
+    def formula(grads: Grads, node: Node) -> Grads:
+        return [sum_over(view(_only(grads), times, rows, width), 0)]
+
+    return attach(node_for(formula, t), Tensor((times * rows, width), t.dtype))
 
 
 def masked_fill(t: Tensor, mask: Tensor) -> Tensor:

@@ -16,13 +16,20 @@ from foretune.memory.interval import intervals_around
 from foretune.memory.kernels import CUDNN_MAX_WIDTHS, MAX_MICROSTEPS, SORTED_FROM_TOKENS, AttentionKernels
 from foretune.memory.overhead import context_bytes, host_need
 from foretune.memory.stack import StackProfile
-from foretune.models import ModelShape, Projection, lora_parameters, resolve_targets
+from foretune.models import (
+    REMOTE_CODE_TYPES,
+    ModelShape,
+    Projection,
+    lora_parameters,
+    quantizable_params,
+    resolve_targets,
+)
 
 __all__ = ["ESTIMATOR_VERSION", "Figures", "assemble", "facts_of", "figures_of", "kernels_for", "kernels_of"]
 
 EXTRAPOLATED = "So long a program is replayed with fewer layers; what the allocator adds is extrapolated."
 KERNEL_WORDS = {"cudnn": "cuDNN", "flash": "flash", "efficient": "memory-efficient", "math": "math"}
-ESTIMATOR_VERSION = "2"
+ESTIMATOR_VERSION = "3"
 """Rises whenever a number moves."""
 
 
@@ -67,22 +74,24 @@ def _peak_phase(program: Program, result: Replay) -> str:
 
 def facts_of(config: TrainingConfig, shape: ModelShape) -> Facts:
     """Count what is trained, adapted and quantized. Raises ConfigError for unknown LoRA targets."""
-    adapted = () if config.lora is None else resolve_targets(shape, config.lora.targets)
-    trainable = (
-        shape.text_params - shape.frozen_params if config.lora is None else lora_parameters(adapted, config.lora.rank)
-    )
+    lora = config.lora
+    adapted = () if lora is None else resolve_targets(shape, lora.targets, lora.modules_to_save)
+    trainable = shape.text_params - shape.frozen_params if lora is None else lora_parameters(adapted, lora.rank)
     if config.lora is not None:
-        trainable += _trained_beside(config.lora, shape, adapted)
-    quantized = sum(p.in_features * p.out_features * len(p.layers) for p in shape.projections if p.is_quantizable)
+        trainable += _trained_beside(config, config.lora, shape, adapted)
+    quantized = quantizable_params(shape)
     quantized += sum(p.num_elements for tower in shape.towers for p in tower.parameters if p.role == "linear")
     return Facts(config, shape, adapted, trainable, quantized if config.quantization is not None else 0)
 
 
-def _trained_beside(lora: LoraSettings, shape: ModelShape, adapted: tuple[Projection, ...]) -> int:
+def _trained_beside(
+    config: TrainingConfig, lora: LoraSettings, shape: ModelShape, adapted: tuple[Projection, ...]
+) -> int:
     """Count DoRA's magnitudes and the parameters of modules that are trained whole (PEFT matches ends of names).
 
     Raises ConfigError for a module that is not there, which PEFT would pass over in silence, and UnsupportedError for
-    embeddings whose weight is the head's too: PEFT would train a copy that the head does not have.
+    what PEFT would not train so: embeddings whose weight is the head's too (a copy that the head does not have), a
+    quantized layer, an adapted one, a module made of others.
     """
     total = sum(p.out_features * len(p.layers) for p in adapted) if lora.use_dora else 0
     if not lora.modules_to_save:
@@ -104,7 +113,30 @@ def _trained_beside(lora: LoraSettings, shape: ModelShape, adapted: tuple[Projec
             hint="Leave it out, or choose a model with a head of its own.",
             field="lora.modules_to_save",
         )
+    _require_whole_modules(config, lora, shape, adapted, {module for module, _ in modules})
     return total + sum(count for module, count in modules if module.endswith(tuple(lora.modules_to_save)))
+
+
+def _require_whole_modules(
+    config: TrainingConfig, lora: LoraSettings, shape: ModelShape, adapted: tuple[Projection, ...], modules: set[str]
+) -> None:
+    """Raise UnsupportedError for names that reach modules of other modules, quantized layers or adapted ones."""
+    containers = {module[:end] for module in modules for end, letter in enumerate(module) if letter == "."} - modules
+    quantized = [p.name for p in shape.projections if p.is_quantizable] if config.quantization is not None else []
+    reasons = (
+        (containers, "made of others", "Name those that it is made of."),
+        (quantized, "quantized, and whole numbers cannot be trained", "Leave it out, or leave quantization out."),
+        ([p.name for p in adapted], "adapted too", "Name it by its whole last part, or take it out of lora.targets."),
+    )
+    for name in lora.modules_to_save:
+        for among, reason, hint in reasons:
+            reached = next((module for module in sorted(among) if module.endswith(name)), None)
+            if reached is not None:
+                raise UnsupportedError(
+                    f"lora.modules_to_save: {name[:60]!r} reaches {reached} of {shape.id}, which is {reason}.",
+                    hint=hint,
+                    field="lora.modules_to_save",
+                )
 
 
 def assemble(
@@ -208,6 +240,11 @@ def _assumptions(
     texts = [f"Every row has {batch.sequence_length:,} tokens, padded where it is shorter."]
     if device is None or device.compute_capability is None:
         texts.append("The device's compute capability is taken to be 8.0 or later, on Linux.")
+    if shape.model_type in REMOTE_CODE_TYPES:
+        stand_in = REMOTE_CODE_TYPES[shape.model_type]
+        texts.append(
+            f"Transformers has no class for {shape.model_type}: its program is taken to be that of {stand_in}."
+        )
     if batch.accumulation_steps > MAX_MICROSTEPS:
         texts.append(f"Of {batch.accumulation_steps:,} microsteps three are replayed; the others repeat the second.")
     if shape.max_positions is not None and batch.sequence_length > shape.max_positions:

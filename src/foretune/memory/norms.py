@@ -3,19 +3,10 @@
 from foretune.memory import ops
 from foretune.memory.blocks import LayerNorm, call
 from foretune.memory.ops import add_scalar, mean_last, mul, rsqrt, square, to
-from foretune.memory.tape import Grads, Node, Tensor, attach, like_iterator, node_for
+from foretune.memory.rare_ops import sub
+from foretune.memory.tape import Grads, Node, Tensor, attach, node_for
 
-__all__ = ["BareLayerNorm", "BareRmsNorm", "CohereNorm", "HeliumNorm", "LayerNormPlusOne", "NormPerHead", "sub"]
-
-
-def _sub_grad(grads: Grads, node: Node) -> Grads:
-    other = ops.like(grads[0]) if node.edges[1] and grads[0] is not None else None
-    return [grads[0], other]
-
-
-def sub(a: Tensor, b: Tensor) -> Tensor:
-    """n*s in the promoted dtype; backward n*s for b (then the engine's sum to a broadcast shape)."""
-    return attach(node_for(_sub_grad, a, b), like_iterator(a, b))
+__all__ = ["BareLayerNorm", "BareRmsNorm", "CohereNorm", "HeliumNorm", "LayerNormPlusOne", "NormPerHead"]
 
 
 class CohereNorm:

@@ -42,6 +42,7 @@ __all__ = [
     "expand",
     "flash_attention",
     "fold_mm",
+    "frozen_mm",
     "gather_one",
     "gelu",
     "layer_norm",
@@ -459,25 +460,32 @@ def softmax(t: Tensor, dtype: str | None = None, *, is_one_kernel: bool = False)
 # ------------------------------------------------------------------ norms
 def _layer_norm_grad(grads: Grads, node: Node, *saved: Tensor) -> Grads:
     grad, (first, second, third) = _only(grads), node.edges
-    t = contiguous(saved[max(len(saved) - 4, 0)])
+    t = saved[max(len(saved) - 4, 0)]
+    x = contiguous(t)
     out: Grads = [None, None, None]
     if first:
         out[0] = Tensor(t.shape, t.dtype)
-    if second or third:
-        width = t.shape[-1]
-        out[1] = Tensor((width,), grad.dtype)
-        out[2] = Tensor((width,), grad.dtype)
+    for position, is_wanted in ((1, second), (2, third)):
+        if is_wanted:
+            out[position] = Tensor(t.shape[-1:], grad.dtype)
+    if not is_contiguous(grad.shape, grad.strides):
+        current().temporaries(numel(grad.shape) * ITEM_BYTES[grad.dtype])
+    del x
     return out
 
 
 def layer_norm(t: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """native_layer_norm: n*s, and mean and rstd (fp32, one a row); saves input, weight, mean, rstd; backward n*s."""
+    """native_layer_norm: n*s, and mean and rstd (fp32, one a row); saves input, weight, mean, rstd; backward n*s.
+
+    An input or a gradient that is not contiguous is copied for the kernel (ATen/native/cuda/layer_norm_kernel.cu).
+    """
     t = widened(t)
     weight, bias = (None if p is None else widened(p) for p in (weight, bias))
     node = node_for(_layer_norm_grad, t, weight, bias)
     x = contiguous(t.detach())
     out = Tensor(x.shape, x.dtype)
     mean, rstd = Tensor((*t.shape[:-1], 1), "f32"), Tensor((*t.shape[:-1], 1), "f32")
+    del x
     if node:
         node.save(bias, t, weight, mean, rstd)
     del mean, rstd
@@ -557,10 +565,16 @@ def addmm(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x @ weight.T (+ bias); leading dimensions are folded by reshape: a copy where x is not contiguous."""
+    """x @ weight.T (+ bias); leading dimensions are folded by reshape: a copy where x is not contiguous. By a frozen
+    weight what cannot be folded is a batch of products, without a copy (LinearAlgebra.cpp, should_fold)."""
     if current().autocast is not None:
         return _in_lower_precision(linear, x, weight, bias)
     rows = x.shape[:-1]
+    folded = (numel(rows), x.shape[-1])
+    if len(rows) == 2 and not weight.needs_grad and view_strides(x.shape, x.strides, folded) is None:
+        w = transposed(weight)
+        out = bmm(x, expand(unsqueeze(w, 0), (rows[0], *w.shape)))
+        return out if bias is None else add_in_place(out, bias)
     if bias is not None:
         flat = reshape(x, (numel(rows), x.shape[-1]))
         out = addmm(bias, flat, transposed(weight))
@@ -581,6 +595,15 @@ def fold_mm(x: Tensor, w: Tensor, rows: Shape) -> Tensor:
     out = view(out, *rows, w.shape[1])
     out.is_view = False  # _unsafe_view: it does not hold a base, so the engine may add to it in place
     return out
+
+
+def frozen_mm(x: Tensor, w: Tensor) -> Tensor:
+    """x @ w where nothing wants a gradient: what cannot be folded without a copy becomes a batched product
+    (should_fold in aten/src/ATen/native/LinearAlgebra.cpp)."""
+    rows = x.shape[:-1]
+    if view_strides(x.shape, x.strides, (numel(rows), x.shape[-1])) is None:
+        return product((*rows, w.shape[1]), x.dtype)
+    return fold_mm(x, w, rows)
 
 
 def bmm(a: Tensor, b: Tensor) -> Tensor:

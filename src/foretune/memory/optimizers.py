@@ -75,31 +75,40 @@ def _by_dtype(trained: Parameters) -> Sequence[Parameters]:
     return list(groups.values())[::-1]
 
 
-def _temporary_of_gradients(trained: Parameters, kind: str) -> None:
-    """A foreach operator's results: one tensor a parameter, all alive together, freed from the last."""
-    tape = current()
-    for group in _by_dtype(trained):
-        results: list[Tensor] = []
-        name = f"{kind} {group[0][1].dtype}"
-        for layer, p in group:
-            tape.segment(name, layer)
-            results.append(Tensor(p.shape, p.dtype))
-        tape.segment(f"{name} end")
-        while results:
-            tape.segment(f"{name} free", group[len(results) - 1][0])
-            results.pop()
-    tape.segment("update")
+def _of_each(group: Parameters, kind: str) -> list[tuple[int | None, Tensor]]:
+    """A foreach operator's results: a tensor like each parameter, all alive together."""
+    results = []
+    for layer, p in group:
+        current().segment(f"{kind} {p.dtype}", layer)
+        results.append((layer, Tensor(p.shape, p.dtype)))
+    current().segment(f"{kind} end")
+    return results
+
+
+def _free_from_the_last(results: list[tuple[int | None, Tensor]], kind: str) -> None:
+    while results:
+        layer, result = results[-1]
+        current().segment(f"{kind} free {result.dtype}", layer)
+        del result
+        results.pop()
 
 
 class AdamwForeach(_Optimizer):
     """torch's foreach AdamW (torch/optim/adam.py, _multi_tensor_adam): two states of the parameter's dtype each;
-    square roots of all second moments alive together."""
+    square roots of all second moments of a dtype alive together, until those of the next are there."""
 
     def make_states(self, p: Tensor) -> Any:
         return Tensor(p.shape, p.dtype), Tensor(p.shape, p.dtype)
 
     def update(self, trained: Parameters) -> None:
-        _temporary_of_gradients(trained, "roots")
+        roots: list[tuple[int | None, Tensor]] = []
+        for group in _by_dtype(trained):
+            results = _of_each(group, "roots")
+            _free_from_the_last(roots, "roots")
+            roots = results
+            del results
+        _free_from_the_last(roots, "roots")
+        current().segment("update")
 
 
 class AdamwFused(_Optimizer):
@@ -131,19 +140,45 @@ class Adamw8bit(_Optimizer):
         return states + [Tensor((-(-n // 256),), "f32") for _ in range(2)]
 
 
-class Sgd(_Optimizer):
-    """torch's SGD: no state, or with momentum one each, cloned from the first gradient."""
+class PagedAdamw(_Optimizer):
+    """bitsandbytes' PagedAdamW: two fp32 states each; those of 1e5 elements and more live in managed memory."""
 
-    def __init__(self, parameters: Parameters, *, has_momentum: bool, is_foreach: bool, has_decay: bool) -> None:
+    def make_states(self, p: Tensor) -> Any:
+        return () if numel(p.shape) >= PAGED_FROM_ELEMENTS else (Tensor(p.shape, "f32"), Tensor(p.shape, "f32"))
+
+
+class SgdFused(_Optimizer):
+    """torch's fused SGD: no state, or with momentum one each."""
+
+    def __init__(self, parameters: Parameters, *, has_momentum: bool) -> None:
         super().__init__(parameters)
-        self.has_momentum, self.is_foreach, self.has_decay = has_momentum, is_foreach, has_decay
+        self.has_momentum = has_momentum
 
     def make_states(self, p: Tensor) -> Any:
         return Tensor(p.shape, p.dtype) if self.has_momentum else ()
 
-    def update(self, trained: Parameters) -> None:
-        if self.is_foreach and self.has_decay:
-            _temporary_of_gradients(trained, "decay")
+
+class SgdForeach(SgdFused):
+    """torch's foreach SGD (torch/optim/sgd.py, _multi_tensor_sgd), one dtype after the other: gradients with the decay
+    added, which momentum is cloned from in the first step."""
+
+    def __init__(self, parameters: Parameters, *, has_momentum: bool, has_decay: bool) -> None:
+        super().__init__(parameters, has_momentum=has_momentum)
+        self.has_decay = has_decay
+
+    def step(self) -> None:
+        tape = current()
+        before, tape.component = tape.component, "optimizer states"
+        for group in _by_dtype([(layer, p) for layer, p in self.parameters if p.grad is not None]):
+            decayed = _of_each(group, "decay") if self.has_decay else []
+            for layer, p in group:
+                if id(p) not in self.states:
+                    tape.segment(f"states {p.dtype}", layer)
+                    self.states[id(p)] = self.make_states(p)
+            tape.segment("states end")
+            _free_from_the_last(decayed, "decay")
+        tape.segment("update")
+        tape.component = before
 
 
 _WITHOUT_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
@@ -176,12 +211,15 @@ def make_optimizer(
     *,
     undecayed: Collection[int] | None = None,
     in_32bit: Collection[int] = (),
+    pages_adamw: bool = False,
 ) -> Optimizer:
-    """Return the optimizer that the settings name.
+    """Return the optimizer that the settings name; `pages_adamw`: the stack takes the paged one for `adamw`.
 
     `undecayed` are a group of their own, without weight decay; 8-bit optimizers keep fp32 states for those `in_32bit`.
     Both by identity.
     """
+    if pages_adamw and settings.name == "adamw":
+        return PagedAdamw(parameters)
     maps: list[Storage] = []
     if undecayed is None:
         return _one_group(settings, parameters, maps, in_32bit, settings.weight_decay > 0)
@@ -202,12 +240,9 @@ def _one_group(
     if settings.name in ("adamw_8bit", "paged_adamw_8bit"):
         return Adamw8bit(parameters, is_paged=settings.name == "paged_adamw_8bit", maps=maps, in_32bit=in_32bit)
     if settings.name == "sgd":
-        return Sgd(
-            parameters,
-            has_momentum=settings.momentum > 0,
-            is_foreach=not is_fused,
-            has_decay=has_weight_decay,
-        )
+        if is_fused:
+            return SgdFused(parameters, has_momentum=settings.momentum > 0)
+        return SgdForeach(parameters, has_momentum=settings.momentum > 0, has_decay=has_weight_decay)
     return AdamwFused(parameters) if is_fused else AdamwForeach(parameters)
 
 
@@ -221,25 +256,21 @@ def clip_gradients(parameters: Parameters, num_standing_for: Mapping[int, int]) 
     trained = [(layer, p) for layer, p in parameters if p.grad is not None]
     if not trained:
         return
-    num_gradients, norms, places = 0, [], []
+    num_gradients, norms = 0, []
     for group in _by_dtype(trained):
-        name = f"norms {group[0][1].dtype}"
-        number = sum(1 if layer is None else num_standing_for[layer] for layer, _ in group)
-        partial = Storage(foreach_norm_workspace(number, max(numel(p.shape) for _, p in group)))
+        num_in_group = sum(1 if layer is None else num_standing_for[layer] for layer, _ in group)
+        partial = Storage(foreach_norm_workspace(num_in_group, max(numel(p.shape) for _, p in group)))
         for layer, p in group:
-            tape.segment(name, layer)
-            norms.append(Tensor((), p.dtype))
-            places.append((f"{name} free", layer))
-        tape.segment(f"{name} end")
+            tape.segment(f"norms {p.dtype}", layer)
+            norms.append((layer, Tensor((), p.dtype)))
+        tape.segment("norms end")
         del partial
-        num_gradients += number
-    dtype = promote(*[norm.dtype for norm in norms])
+        num_gradients += num_in_group
+    dtype = promote(*[norm.dtype for _, norm in norms])
     stacked = Tensor((num_gradients,), dtype)
     total = Tensor((), dtype)
     del stacked
-    while norms:
-        tape.segment(*places.pop())
-        norms.pop()
+    _free_from_the_last(norms, "norms")
     tape.segment("clip")
     shifted = Tensor((), dtype)
     inverse = Tensor((), dtype)

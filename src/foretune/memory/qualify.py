@@ -6,11 +6,11 @@ from foretune.contract import TrainingConfig
 from foretune.devices import DeviceSpec
 from foretune.errors import ConfigError, Problem, UnsupportedError
 from foretune.memory.blocks import ACTIVATIONS
-from foretune.memory.families import DECODERS, decoder_of
+from foretune.memory.families import DECODERS, find_decoder
 from foretune.memory.stack import StackProfile
 from foretune.models import ModelShape
 
-__all__ = ["REFUSED_SETTINGS", "require_device", "require_program", "setting_problems"]
+__all__ = ["REFUSED_SETTINGS", "class_problems", "require_device", "require_program", "setting_problems"]
 
 
 class _Refusal(NamedTuple):
@@ -31,19 +31,22 @@ REFUSED_SETTINGS = (
 """Each is refused by `estimate`, and by `trace` too unless it says so."""
 
 
+_WITHOUT_LIMIT = frozenset({"bloom", "falcon"})
+"""Families without rotary embedding whose linear biases have any length."""
+_WITH_POSITION_TABLE = frozenset({"codegen", "gptj"})
+"""Families that read their sines from a buffer of a fixed length."""
+
+
 # fmt: off
 _UNTRACED = frozenset(
     {
         # loops over tokens, where a GPU has a kernel
         "falcon_mamba", "jamba", "mamba", "recurrent_gemma",
         # no class in Transformers
-        "internlm2", "kimi_k2", "mimo", "minicpm",
+        "baichuan", "chatglm", "internlm2", "kimi_k2", "mimo", "minicpm", "qwen",
         # no causal class for the whole of text and images
         "idefics3", "kimi_k25", "mistral3", "paligemma", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe",
         "smolvlm", "step3p7",
-        # PEFT adapts their stacked experts or routers too, which the counts do not have yet
-        "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4", "ernie4_5_moe", "exaone_moe", "glm4_moe",
-        "glm4_moe_lite", "glm_moe_dsa", "hunyuan_v1_moe", "llama4", "phimoe", "qwen3_next", "solar_open", "zamba2",
     }
 )
 # fmt: on
@@ -53,6 +56,10 @@ _UNTRACED = frozenset(
 def require_program(config: TrainingConfig, shape: ModelShape, stack: StackProfile) -> None:
     """Raise UnsupportedError for everything about a request whose program is not written, all at once."""
     problems = [*setting_problems(config, stack, "estimated"), *_shape_problems(config, shape)]
+    problems += class_problems(shape, stack)
+    if stack.loss_kernel == "trl" and shape.count("experts"):
+        text = f"{shape.id}: the routers' loss that the stack {stack.name} adds is not estimated yet."
+        problems.append(Problem(text, "Trace it, or choose a dense model.", None, "model.id"))
     if problems:
         raise UnsupportedError.of(problems)
 
@@ -72,10 +79,8 @@ def setting_problems(config: TrainingConfig, stack: StackProfile, verb: str) -> 
     if config.loss != "stock" and stack.loss != "own":
         text = f"loss is {config.loss}: the stack {stack.name} has a loss of its own."
         problems.append(Problem(text, "Set loss: stock, or take the stack foretune.", None, "loss"))
+    problems += _litgpt_problems(config, stack, verb) if stack.model_code != "transformers" else []
     lora = config.lora
-    if lora is not None and lora.modules_to_save and verb == "estimated":
-        text = "lora.modules_to_save: a module trained whole beside adapters is not estimated yet."
-        problems.append(Problem(text, "Leave it empty, or trace it.", None, "lora.modules_to_save"))
     is_4bit = config.quantization is not None and config.quantization.scheme == "nf4"
     if lora is not None and lora.use_dora and is_4bit and not stack.copies_code_tables:
         text = f"lora.use_dora is true: DoRA on a 4-bit base is not {verb} yet for the stack {stack.name}."
@@ -83,33 +88,82 @@ def setting_problems(config: TrainingConfig, stack: StackProfile, verb: str) -> 
     return problems
 
 
+def _litgpt_problems(config: TrainingConfig, stack: StackProfile, verb: str) -> list[Problem]:
+    """litgpt has its own model classes, and what it leaves no choice about."""
+    if verb == "traced":
+        text = f"The stack {stack.name} runs litgpt's own model classes, which are not traced."
+        return [Problem(text, f"`foretune estimate --stack {stack.name}` has their program.", None, None)]
+    wrong: list[tuple[str, str, str]] = []
+    if config.gradient_checkpointing:
+        wrong.append(("gradient_checkpointing", "true: litgpt checkpoints nothing on one device", "false"))
+    if config.attention != "sdpa":
+        wrong.append(("attention", f"{config.attention}: litgpt calls torch's, or its own for capped scores", "sdpa"))
+    precision = config.precision
+    if config.lora is not None and precision.adapter_dtype != precision.dtype:
+        own = f"{precision.adapter_dtype}: litgpt's adapters have the format of its weights"
+        wrong.append(("precision.adapter_dtype", own, precision.dtype))
+    lora = config.lora
+    if lora is not None and lora.use_dora:
+        wrong.append(("lora.use_dora", "true: litgpt has none", "false"))
+    if lora is not None and lora.modules_to_save:
+        wrong.append(("lora.modules_to_save", "set: litgpt trains adapters alone", "[]"))
+    if config.quantization is not None and config.quantization.scheme != "nf4":
+        what = f"{config.quantization.scheme}: litgpt's base of that kind is not estimated yet"
+        wrong.append(("quantization.scheme", what, "nf4"))
+    if config.quantization is not None and config.optimizer.name != "adamw":
+        name = f"{config.optimizer.name}: under a quantized base litgpt takes bitsandbytes' paged AdamW"
+        wrong.append(("optimizer.name", name, "adamw"))
+    return [Problem(f"{field} is {what}.", f"Set {field}: {to}.", None, field) for field, what, to in wrong]
+
+
+def class_problems(shape: ModelShape, stack: StackProfile) -> list[Problem]:
+    """Say where a model's class was another one in the stack's Transformers.
+
+    Up to 4.57 experts were linear layers of their own, which are quantized and adapted; today's are stacked.
+    """
+    is_older = stack.model_code == "transformers" and int(stack.transformers.split(".")[0]) < 5
+    if not (is_older and shape.count("experts")):
+        return []
+    text = (
+        f"{shape.id}: its experts are stacked today; in Transformers {stack.transformers} they were layers of "
+        "their own, and that class is not here to be run."
+    )
+    return [Problem(text, "Choose a dense model, or a stack of today.", None, "model.id")]
+
+
 def _shape_problems(config: TrainingConfig, shape: ModelShape) -> list[Problem]:
     family, traits = shape.model_type, shape.traits
-    if decoder_of(shape) is None and family not in DECODERS:
+    if find_decoder(shape) is None and family not in DECODERS:
         text = f"{shape.id}: the memory of {family} models is not estimated yet."
         hint = f"Families that are: {', '.join(sorted(DECODERS))}. `foretune models show` counts this one."
         if family not in _UNTRACED:
             hint = "`foretune trace` runs the real program instead (it needs: pip install 'foretune[train]')."
         return [Problem(text, hint, None, "model.id")]
     problems = []
-    if decoder_of(shape) is None:
+    for key in traits.unwritten:
+        text = f"{shape.id} sets {key}, which is not estimated yet."
+        problems.append(Problem(text, "`foretune trace` runs it.", None, "model.id"))
+    if find_decoder(shape) is None:
         text = f"{shape.id} has parts beside the language model (vision or audio), which are not estimated yet."
         problems.append(Problem(text, "Use a text-only checkpoint of the family.", None, "model.id"))
     if config.loss == "liger" and traits.final_softcap is not None:
         text = f"loss is liger: {shape.id} caps its logits after the head, which a fused loss does not."
         problems.append(Problem(text, "Set loss: chunked.", None, "loss"))
-    if traits.activation is not None and traits.activation not in ACTIVATIONS:
+    known = {*ACTIVATIONS, *DECODERS[family].own_activations}
+    if traits.activation is not None and traits.activation not in known:
         text = f"{shape.id}: the activation {traits.activation!r} has no known kernels."
-        problems.append(Problem(text, f"Known are {', '.join(sorted(ACTIVATIONS))}.", None, "model.id"))
+        problems.append(Problem(text, f"Known are {', '.join(sorted(known))}.", None, "model.id"))
     if shape.refuses_sdpa and config.attention == "sdpa":
-        text = f"attention is sdpa, but {shape.id} can cap its attention scores, and Transformers refuses sdpa for it."
+        what = "can cap its attention scores" if family == "gemma2" else "writes out its attention scores"
+        text = f"attention is sdpa, but {shape.id} {what}, and Transformers refuses sdpa for it."
         problems.append(Problem(text, "Set attention: eager.", None, "attention"))
-    if family == "falcon" and (traits.rotary_dim is None or config.attention == "eager"):
-        what = "Falcon with alibi" if traits.rotary_dim is None else "Falcon with eager attention"
-        problems.append(Problem(f"{shape.id}: {what} is not estimated yet.", "Choose another model.", None, "model.id"))
     if traits.num_heads and traits.num_kv_heads and traits.num_heads % traits.num_kv_heads:
         text = f"{shape.id}: {traits.num_heads} heads cannot share {traits.num_kv_heads} key/value heads evenly."
         problems.append(Problem(text, "Check num_attention_heads and num_key_value_heads.", None, "model.id"))
+    width = (traits.num_heads or 0) * (traits.head_dim or 0)
+    if family in ("bitnet", "helium") and width != traits.hidden_size:
+        text = f"{shape.id}: {family} needs heads that together are as wide as the model: {width} is not "
+        problems.append(Problem(f"{text}{traits.hidden_size}.", "Check head_dim and hidden_size.", None, "model.id"))
     if family == "falcon" and config.quantization is not None and _has_biases(shape):
         text = f"{shape.id}: Falcon adds in place to a 4-bit layer's output with bias, which torch's autograd forbids."
         problems.append(Problem(text, "Choose lora without quantization.", None, "quantization"))
@@ -123,8 +177,9 @@ def _shape_problems(config: TrainingConfig, shape: ModelShape) -> list[Problem]:
         text = f"{shape.id} has no nn.Linear in its layers, so there is nothing to quantize."
         problems.append(Problem(text, "Leave quantization out.", None, "quantization"))
     length, limit = config.batch.sequence_length, shape.max_positions
-    if traits.rotary_dim is None and limit is not None and length > limit:
-        text = f"batch.sequence_length is {length}, but {shape.id} has {limit} learned positions."
+    has_table = family in _WITH_POSITION_TABLE or (traits.rotary_dim is None and family not in _WITHOUT_LIMIT)
+    if has_table and limit is not None and length > limit:
+        text = f"batch.sequence_length is {length}, but {shape.id} has a table of {limit} positions."
         problems.append(Problem(text, f"Set it to {limit} or less.", None, "batch.sequence_length"))
     return problems
 

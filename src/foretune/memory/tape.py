@@ -45,8 +45,8 @@ __all__ = [
     "recording",
 ]
 
-Dtype = Literal["f32", "f16", "bf16", "c64", "i64", "i32", "u8", "bool"]
-ITEM_BYTES: dict[str, int] = {"f32": 4, "f16": 2, "bf16": 2, "c64": 8, "i64": 8, "i32": 4, "u8": 1, "bool": 1}
+Dtype = Literal["c64", "f32", "f16", "bf16", "i64", "i32", "u8", "bool"]
+ITEM_BYTES: dict[str, int] = {"c64": 8, "f32": 4, "f16": 2, "bf16": 2, "i64": 8, "i32": 4, "u8": 1, "bool": 1}
 
 FLOATS = frozenset({"f32", "f16", "bf16"})
 
@@ -106,11 +106,11 @@ class Tape:
         self.workspaces: dict[tuple[str, str], Storage] = {}
         self.kernels_run: set[str] = set()
 
-    def segment(self, kind: str, layer: int | None = None) -> None:
-        """Begin a part of the program."""
+    def segment(self, kind: str, layer: int | None = None, position: int | None = None) -> None:
+        """Begin a part of the program, here or at an earlier position of the last part."""
         last = self.segments[-1]
         if layer is None or (last.kind, last.layer, last.phase) != (kind, layer, self.phase):
-            self.segments.append(Segment(len(self.events), kind, layer, self.phase))
+            self.segments.append(Segment(len(self.events) if position is None else position, kind, layer, self.phase))
 
     def enter(self, phase: str) -> None:
         """Begin a phase; it starts a segment of its own."""
@@ -226,7 +226,17 @@ class Tensor:
 class Node:
     """One step of backward: `formula(grads, node, *saved)` gives one gradient for each edge."""
 
-    __slots__ = ("__weakref__", "component", "edges", "formula", "is_python", "num_outputs", "saved", "sequence")
+    __slots__ = (
+        "__weakref__",
+        "component",
+        "edges",
+        "formula",
+        "is_python",
+        "layer",
+        "num_outputs",
+        "saved",
+        "sequence",
+    )
 
     def __init__(self, formula: Formula, inputs: Sequence[Tensor | None]) -> None:
         tape = current()
@@ -236,7 +246,7 @@ class Node:
         self.saved: list[Any] = []
         self.edges = [_edge(t) for t in inputs]
         self.sequence = tape.next_sequence = tape.next_sequence + 1
-        self.component = tape.component
+        self.component, self.layer = tape.component, len(tape.layer_ends)
 
     def save(self, *tensors: Tensor | None) -> None:
         """Keep tensors for backward in the order autograd unpacks them (by name, inputs before results)."""
@@ -246,9 +256,11 @@ class Node:
                 self.saved.append(pack(t) if pack else t)
 
     def run(self, grads: Grads) -> list["Tensor | None"]:
-        """Unpack what was saved, compute, and let the unpacked go in reverse."""
+        """Unpack what was saved, compute, and let the unpacked go in reverse. Without any gradient none is computed."""
         saved = [s.unpack() if type(s) is _Holder else s for s in self.saved]
-        out = self.formula(grads, self, *saved)
+        out: Sequence[Tensor | None] = [None] * len(self.edges)
+        if any(grad is not None for grad in grads):
+            out = self.formula(grads, self, *saved)
         while saved:
             saved.pop()
         return list(out)
@@ -259,20 +271,25 @@ class Node:
             self.saved[i] = None
         self.saved = []
 
+    def forget(self) -> None:
+        """Let go of what the formula knows; a graph may be dropped twice."""
+        if hasattr(self, "formula"):
+            del self.formula
+
     def __del__(self) -> None:
-        """A node that goes unused lets go of its own tensors before the nodes behind it (deleteNode, function.cpp)."""
-        self.release()
+        if self.edges:
+            _let_go(self)
 
 
 class _Accumulate:
     """The end of an edge: a leaf that keeps its gradient."""
 
-    __slots__ = ("__weakref__", "component", "edges", "leaf", "num_outputs", "sequence")
+    __slots__ = ("__weakref__", "component", "edges", "layer", "leaf", "num_outputs", "sequence")
     is_python = False
 
     def __init__(self, leaf: Tensor) -> None:
         self.leaf, self.edges, self.num_outputs = leaf, (), 1
-        self.sequence, self.component = 1 << 62, "gradients"
+        self.sequence, self.component, self.layer = 1 << 62, "gradients", len(current().layer_ends)
 
     def run(self, grads: Grads) -> list[Tensor | None]:
         grad, leaf = grads.pop(), self.leaf
@@ -284,7 +301,12 @@ class _Accumulate:
         return []  # a second gradient is added in place
 
     def release(self) -> None:
-        pass
+        """Nothing is saved."""
+
+    def forget(self) -> None:
+        """Let go of the leaf."""
+        if hasattr(self, "leaf"):
+            del self.leaf
 
 
 def _edge(t: Tensor | None) -> tuple[Any, int, Shape, str] | None:
@@ -436,17 +458,33 @@ def _fit(out: Grads, i: int, edge: tuple[Any, int, Shape, str] | None) -> Tensor
 
 
 def drop_graph(edge: tuple[Any, int] | None) -> None:
-    """Let go of a finished graph from the loss's edge down, without recursion (deleteNode in torch's function.cpp): a
-    node goes when the last edge to it has."""
-    todo = [edge[0]] if edge is not None else []
-    while todo:
-        node = todo.pop()
-        edges, node.edges = [e for e in node.edges if e], ()
+    """Let go of a finished graph from the loss's edge down. What a node still holds dies in a part of its layer."""
+    if edge is not None:
+        tape = current()
+        _let_go(edge[0], tape)
+        if tape.segments[-1].kind == "graph":
+            tape.segment("graph end")
+
+
+def _let_go(node: Any, tape: Tape | None = None) -> None:
+    """Delete a node and what only it leads to, without recursion: a node lets go of what it holds, its last edge is
+    followed first (deleteNode in torch/csrc/autograd/function.cpp)."""
+    todo = []
+    while True:
+        layer, position = node.layer, len(tape.events) if tape else 0
+        node.release()
+        edges, node.edges = [edge for edge in node.edges if edge], ()
         while edges:
             target = edges.pop(0)[0]
             if getrefcount(target) <= 2:  # the name and the argument: nobody else leads there
                 todo.append(target)
             del target
+        node.forget()
+        if tape and len(tape.events) > position:
+            tape.segment("graph", layer, position)
+        if not todo:
+            return
+        node = todo.pop()
 
 
 def discard(t: Tensor) -> None:

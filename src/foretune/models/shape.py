@@ -13,9 +13,25 @@ from msgspec import Meta
 
 from foretune.values import Value
 
-__all__ = ["BufferSpec", "DecoderTraits", "LayerKind", "ModelShape", "ParameterSpec", "Projection", "Tower"]
+__all__ = [
+    "OUTSIDE",
+    "BufferSpec",
+    "DecoderTraits",
+    "LayerKind",
+    "ModelShape",
+    "ParameterSpec",
+    "Projection",
+    "Tower",
+]
+
+OUTSIDE = -1
+"""The layer of a projection that stands outside the stack: litgpt's head."""
 
 Size = Annotated[int, Meta(ge=0, lt=1 << 62)]
+_WITHOUT_SDPA = frozenset(
+    {"bloom", "gemma2", "gpt_neo", "gpt_oss", "granite_swa", "mimo_v2_flash", "mpt", "vaultgemma", "xglm"}
+)
+"""Classes of transformers 5.24 without `_supports_sdpa`."""
 ParameterRole = Literal["linear", "bias", "conv1d", "embedding", "head", "norm", "experts", "other"]
 
 
@@ -65,6 +81,10 @@ class Projection(Value, frozen=True, kw_only=True):
     """An `nn.Linear`; GPT-2's Conv1D is not."""
     layers: tuple[int, ...]
     """The layers that have it."""
+    other_names: tuple[str, ...] = ()
+    """Names under which it can be targeted too (litgpt's parts, by what Transformers calls them)."""
+    part_of: str | None = None
+    """The linear layer that holds it, where it is a part of one; the adapters of its parts are one pair of matrices."""
 
 
 class DecoderTraits(Value, frozen=True, kw_only=True):
@@ -85,17 +105,28 @@ class DecoderTraits(Value, frozen=True, kw_only=True):
     """The same in layers without a window, where it is another one (Gemma 4)."""
     rotary_layers: tuple[bool, ...] = ()
     """Where some layers go without rotary embedding (SmolLM3, Cohere2): True for the layers that have it."""
+    rotary_bases: tuple[float, ...] = ()
+    """Base of each layer's rotary embedding, where the config states them; 0: none (Granite SWA)."""
     sliding_window: Size | None = None
     sliding_layers: tuple[bool, ...] = ()
     """For each layer whether it attends only within the window; empty: none does."""
+    tunes_temperature: bool = False
+    """Layers without rotary embedding scale their queries by position (Llama 4)."""
     attention_softcap: float | None = None
     final_softcap: float | None = None
     qk_norm: Literal["head", "full"] | None = None
     """Norm on queries and keys: over each head, or over the whole projection (OLMo2)."""
+    unwritten: tuple[str, ...] = ()
+    """Settings of the config whose effect on memory has no program; the trace runs them."""
     has_parallel_residual: bool = False
     """Attention and MLP read the same input and are added together (GPT-NeoX, Falcon)."""
-    causal_buffer: Size | None = None
-    """Side of a causal mask that the class keeps as a buffer of truth values (GPT-BigCode, GPT-Neo in each layer)."""
+    table_positions: Size | None = None
+    """Number of positions for which the class keeps or builds a table: a causal mask (GPT-BigCode; GPT-Neo, in each
+    layer), sines (GPT-J, CodeGen, XGLM), linear biases (MPT)."""
+    clips_projections: bool = False
+    """Queries, keys and values are clamped (OLMo's and MPT's clip_qkv)."""
+    has_grouped_projection: bool = False
+    """The fused projection holds each group's queries, key and value together (Falcon's `new_decoder_architecture`)."""
     num_experts: Size | None = None
     experts_per_token: Size | None = None
     normalizes_experts: bool = False
@@ -109,14 +140,28 @@ class DecoderTraits(Value, frozen=True, kw_only=True):
     residual_dropout: float = 0.0
     sparse_layers: tuple[bool, ...] = ()
     """For each layer whether only the largest of its MLP's activations are kept (Gemma 3n); empty: none is so."""
+    has_expert_bias: bool = False
+    """A correction is added to the scores by which LFM2 chooses experts."""
     mixer_groups: Size | None = None
     """Groups of heads that share B and C in a Mamba 2 mixer; key heads of a gated delta net."""
     mixer_width: Size | None = None
     """Width of all heads of a Mamba 2 mixer together."""
+    mixer_projection: Size | None = None
+    """Width of a Mamba 2 mixer's input projection."""
+    norms_before_gate: bool = False
+    """A Mamba 2 mixer's norm comes before its gate (Falcon H1)."""
     mixer_chunk: Size | None = None
     """Tokens of one chunk of a Mamba 2 mixer's scan."""
     flags: tuple[str, ...] = ()
     """Switches of one family alone that are on, by their keys in the config."""
+    activation_dropout: float = 0.0
+    """Dropout between the MLP's layers (XGLM)."""
+    keeps_normed_residual: bool = False
+    """The residual is what the norm gives (Bloom's `apply_residual_connection_post_layernorm`)."""
+    has_final_norm: bool = True
+    """A norm stands after the last layer (not in every OPT)."""
+    norms_last: bool = False
+    """Norms stand after attention and MLP instead of before (OPT without `do_layer_norm_before`)."""
 
 
 class BufferSpec(Value, frozen=True, kw_only=True):
@@ -145,6 +190,8 @@ class ModelShape(Value, frozen=True, kw_only=True):
     """The id or path it was asked for by."""
     model_type: str
     """Transformers' `model_type` of the language model (`text_config` where it is nested)."""
+    code: Literal["transformers", "litgpt"] = "transformers"
+    """Whose modules the parameters are named and laid out by."""
     source: str
     """Where the config came from: `catalogue`, `file`, `cache` or `hub`."""
     revision: str | None = None
@@ -163,6 +210,8 @@ class ModelShape(Value, frozen=True, kw_only=True):
     """Together they cover every layer once."""
     after: tuple[ParameterSpec, ...]
     """Parameters held after the layers; a tied head is not listed."""
+    adaptable: tuple[Projection, ...] = ()
+    """What adapters see, where that is not the linear layers of the stack."""
     tower_params: Size = 0
     """Parameters outside the language model (vision, audio, projector), in all."""
     outer_type: str | None = None
@@ -200,8 +249,9 @@ class ModelShape(Value, frozen=True, kw_only=True):
 
     @property
     def refuses_sdpa(self) -> bool:
-        """Whether Transformers has no sdpa for it: its class can cap attention scores, or this one does."""
-        return self.model_type in ("gemma2", "vaultgemma") or self.traits.attention_softcap is not None
+        """Whether Transformers has no sdpa for it: its class writes out its attention scores, or this one caps them."""
+        writes_out = self.model_type in _WITHOUT_SDPA or self.traits.attention_softcap is not None
+        return self.code == "transformers" and writes_out
 
     def parameters(self) -> Iterator[tuple[int | None, ParameterSpec]]:
         """Yield (layer or None, parameter) in module order, once for every layer."""

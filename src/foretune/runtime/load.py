@@ -22,6 +22,8 @@ _TIED_BY_THE_WHOLE = frozenset({"qwen3_5", "qwen3_5_moe"})
 """Types whose causal class is the language model's alone, while the config of the whole says whether its head is the
 embedding's weight, as it is in the checkpoint."""
 
+_PRODUCTS = ("Linear", "FalconLinear")
+"""Classes that are a product with a weight and no more."""
 _LEFT_OUT = frozenset(
     {"architectures", "auto_map", "dtype", "quantization_config", "torch_dtype", "transformers_version"}
 )
@@ -73,9 +75,14 @@ def build_model(config: PretrainedConfig, *, dtype: torch.dtype, device: str, at
 
 
 def decoder_linears(model: nn.Module) -> dict[str, nn.Linear]:
-    """Return the linear layers below a numbered layer: what quantization and adapters may reach."""
+    """Return the linear layers below a numbered layer: what quantization and adapters may reach.
+
+    Classes over `nn.Linear` that do more than its product are none of them (routers of llama4 and phimoe, the grouped
+    projection of deepseek_v4); Transformers passes them over too (integrations/bitsandbytes.py).
+    """
     found = {}
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and any(part.isdigit() for part in name.split(".")):
+        is_linear = isinstance(module, nn.Linear) and type(module).__name__ in _PRODUCTS
+        if is_linear and any(part.isdigit() for part in name.split(".")):
             found[name] = module
     return found

@@ -1,15 +1,15 @@
-"""GPT-2, GPT-NeoX (Pythia) and Falcon (models/gpt2, gpt_neox, falcon of transformers 5.24)."""
+"""GPT-2 and GPT-NeoX, which is Pythia's (models/gpt2, gpt_neox of transformers 5.24)."""
 
 from typing import Any, ClassVar
 
 from foretune.memory import blocks, ops
-from foretune.memory.blocks import Conv1d, LayerNorm, MatmulLinear, Module, PlainMlp, call
-from foretune.memory.decoder import Cache, Decoder, Layer, Modules, RunOptions
+from foretune.memory.blocks import Conv1d, LayerNorm, Module, PlainMlp, call
+from foretune.memory.decoder import Cache, Decoder, Layer, Modules
 from foretune.memory.layout import numel
 from foretune.memory.ops import add, contiguous, dropout, reshape, transpose, view
 from foretune.memory.tape import Tensor, checkpoint
 
-__all__ = ["FalconDecoder", "Gpt2Decoder", "Gpt2Layer", "GptNeoxDecoder", "LayerNormDecoder"]
+__all__ = ["Gpt2Decoder", "Gpt2Layer", "GptNeoxDecoder", "LayerNormDecoder"]
 
 
 class LayerNormDecoder(Decoder):
@@ -87,6 +87,7 @@ class Gpt2Layer(Layer):
 class Gpt2Decoder(LayerNormDecoder):
     """GPT2Model: learned positions."""
 
+    has_causal_name = False
     embedding_name = "transformer.wte.weight"
     final_norm_name = "transformer.ln_f"
     keyword_order: ClassVar[tuple[str, ...]] = ("cache", "attention_mask", "position_ids")
@@ -120,6 +121,8 @@ class GptNeoxAttention:
         self.modules, self.head_size = modules, t.head_dim
         self.query_key_value, self.dense = modules.linear(f"{name}.query_key_value"), modules.linear(f"{name}.dense")
 
+    rotate = staticmethod(blocks.apply_rotary_neox)
+
     def __call__(
         self,
         hidden_states: Tensor,
@@ -133,7 +136,7 @@ class GptNeoxAttention:
         qkv = transpose(view(call(self.query_key_value, hidden_states), *hidden_shape), 1, 2)
         query_states, key_states, value_states = ops.split_last(qkv, [self.head_size] * 3)
         cos, sin = position_embeddings
-        query_states, key_states = blocks.apply_rotary_neox(query_states, key_states, cos, sin)
+        query_states, key_states = self.rotate(query_states, key_states, cos, sin)
         if cache is not None:
             key_states, value_states = cache.update(key_states, value_states)
         attn_output, attn_weights = self._attend(query_states, key_states, value_states, attention_mask)
@@ -203,133 +206,3 @@ class GptNeoxDecoder(LayerNormDecoder):
             mlp,
             is_parallel=self.traits.has_parallel_residual,
         )
-
-
-# ------------------------------------------------------------------ Falcon
-class FalconAttention:
-    """FalconAttention with rotary embedding: a fused projection whose keys and values are gathered by index."""
-
-    def __init__(self, modules: Modules, name: str) -> None:
-        t = modules.traits
-        assert t.head_dim is not None
-        assert t.num_heads is not None
-        assert t.num_kv_heads is not None
-        self.modules, self.num_heads, self.head_dim, self.num_kv_heads = (
-            modules,
-            t.num_heads,
-            t.head_dim,
-            t.num_kv_heads,
-        )
-        self.is_grouped = modules.optional(name.replace("self_attention", "ln_attn.weight")) is not None
-        self.query_key_value = modules.linear(f"{name}.query_key_value", MatmulLinear)
-        self.dense = modules.linear(f"{name}.dense", MatmulLinear)
-
-    def _split_heads(self, fused_qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        batch, seq_len, _ = fused_qkv.shape
-        if self.is_grouped:
-            per_group = self.num_heads // self.num_kv_heads
-            qkv = view(fused_qkv, batch, seq_len, -1, per_group + 2, self.head_dim)
-            query = ops.narrow(qkv, 3, per_group)
-            key = ops.gather_one(qkv, 3)
-            value = ops.gather_one(qkv, 3)
-            key = ops.expand(key, query.shape)
-            value = ops.expand(value, query.shape)
-            flat = (batch, seq_len, self.num_heads, self.head_dim)
-            query, key, value = (reshape(x, flat) for x in (query, key, value))
-            return query, key, value
-        fused_qkv = view(fused_qkv, batch, seq_len, self.num_heads + 2, self.head_dim)
-        return ops.narrow(fused_qkv, 2, self.num_heads), ops.gather_one(fused_qkv, 2), ops.gather_one(fused_qkv, 2)
-
-    def __call__(
-        self,
-        hidden_states: Tensor,
-        attention_mask: Tensor | None,
-        cache: Cache | None = None,
-        position_embeddings: Any = None,
-        **kwargs: Any,
-    ) -> tuple[Tensor, Any]:
-        fused_qkv = call(self.query_key_value, hidden_states)
-        query_layer, key_layer, value_layer = self._split_heads(fused_qkv)
-        b, s = hidden_states.shape[:2]
-        kv_heads = key_layer.shape[2]
-        query_layer = reshape(transpose(query_layer, 1, 2), (b, self.num_heads, s, self.head_dim))
-        key_layer = reshape(transpose(key_layer, 1, 2), (b, kv_heads, s, self.head_dim))
-        value_layer = reshape(transpose(value_layer, 1, 2), (b, kv_heads, s, self.head_dim))
-        cos, sin = position_embeddings
-        query_layer, key_layer = blocks.apply_rotary(query_layer, key_layer, cos, sin)
-        if cache is not None:
-            key_layer, value_layer = cache.update(key_layer, value_layer)
-        attn_output = blocks.scaled_dot_product_attention(
-            self.modules.kernels, query_layer, key_layer, value_layer, attention_mask
-        )
-        attn_output = view(attn_output, b, self.num_heads, s, self.head_dim)
-        attn_output = transpose(attn_output, 1, 2)
-        attn_output = reshape(attn_output, (b, s, self.num_heads * self.head_dim))
-        attn_output = call(self.dense, attn_output)
-        return attn_output, None
-
-
-class FalconLayer(Layer):
-    """FalconDecoderLayer: parallel attention and MLP, one or two norms; or in sequence."""
-
-    def __init__(self, norms: list[Module], attention: Module, mlp: Module, *, is_parallel: bool) -> None:
-        self.norms, self.self_attention, self.mlp, self.is_parallel = norms, attention, mlp, is_parallel
-
-    def forward(
-        self,
-        hidden_states: Tensor,
-        cache: Any = None,
-        attention_mask: Any = None,
-        position_ids: Any = None,
-        position_embeddings: Any = None,
-    ) -> Tensor:
-        residual = hidden_states
-        attention_layernorm_out = call(self.norms[0], hidden_states)
-        has_two_inputs = self.is_parallel and len(self.norms) == 2
-        mlp_layernorm_out = call(self.norms[1], hidden_states) if has_two_inputs else None
-        attention_output, _ = call(
-            self.self_attention,
-            attention_layernorm_out,
-            cache=cache,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            position_embeddings=position_embeddings,
-        )
-        if not self.is_parallel:
-            residual = add(residual, attention_output)
-            mlp_layernorm_out = call(self.norms[1], residual)
-        elif len(self.norms) == 1:
-            mlp_layernorm_out = attention_layernorm_out
-        mlp_output = call(self.mlp, mlp_layernorm_out)
-        if self.is_parallel:
-            mlp_output = ops.add_in_place(mlp_output, attention_output)
-        output = add(residual, mlp_output)
-        return output  # noqa: RET504
-
-
-class FalconDecoder(LayerNormDecoder):
-    """FalconModel with rotary embedding; its mask is always a table."""
-
-    embedding_name = "transformer.word_embeddings.weight"
-    final_norm_name = "transformer.ln_f"
-    keyword_order = ("cache", "attention_mask", "position_ids", "position_embeddings")
-    keeps_outputs = True
-
-    def make_layer(self, index: int) -> Layer:
-        name = f"{self.modules.prefix}{index}"
-        names = [
-            n
-            for n in ("ln_attn", "ln_mlp", "input_layernorm", "post_attention_layernorm")
-            if self.modules.optional(f"{name}.{n}.weight") is not None
-        ]
-        mlp = PlainMlp(
-            self.modules.linear(f"{name}.mlp.dense_h_to_4h", MatmulLinear),
-            self.modules.linear(f"{name}.mlp.dense_4h_to_h", MatmulLinear),
-            blocks.ACTIVATIONS[self.traits.activation or "gelu"],
-        )
-        attention = FalconAttention(self.modules, f"{name}.self_attention")
-        norms = [self.make_norm(f"{name}.{n}") for n in names]
-        return FalconLayer(norms, attention, mlp, is_parallel=self.traits.has_parallel_residual)
-
-    def masks(self, run: RunOptions, inputs_embeds: Tensor) -> dict[str, Tensor | None]:
-        return {"full": run.causal_mask(inputs_embeds, None, can_skip=False)}

@@ -6,8 +6,10 @@ Each class follows models/<family>/modeling_<family>.py of transformers 5.24; lo
 from typing import Any
 
 from foretune.memory import blocks
+from foretune.memory.activations import Xielu
 from foretune.memory.blocks import GatedMlp, LayerNorm, Module, PlainMlp, RmsNorm, call
 from foretune.memory.decoder import Layer, Modules, RunOptions
+from foretune.memory.experts import clamp_in_place
 from foretune.memory.families.classic import LayerNormDecoder
 from foretune.memory.families.gemma import Gemma2Decoder
 from foretune.memory.families.llama import (
@@ -108,6 +110,10 @@ class OlmoAttention(LlamaAttention):
         query_states = call(self.q_proj, hidden_states)
         key_states = call(self.k_proj, hidden_states)
         value_states = call(self.v_proj, hidden_states)
+        if self.modules.traits.clips_projections:
+            query_states = clamp_in_place(query_states)
+            key_states = clamp_in_place(key_states)
+            value_states = clamp_in_place(value_states)
         query_states = transpose(view(query_states, *hidden_shape), 1, 2)
         key_states = transpose(view(key_states, *hidden_shape), 1, 2)
         value_states = transpose(view(value_states, *hidden_shape), 1, 2)
@@ -225,6 +231,23 @@ class ApertusDecoder(ArceeDecoder):
 
     attention_class = HeadNormAttention
     norm_names = ("attention_layernorm", "feedforward_layernorm")
+    own_activations = frozenset({"xielu"})
+
+    @classmethod
+    def layer_buffers(
+        cls, traits: DecoderTraits, parameters: frozenset[str], dtype: str
+    ) -> list[tuple[str, tuple[int, ...], str]]:
+        if traits.activation != "xielu":
+            return []
+        return [(f"mlp.act_fn.{name}", (), dtype) for name in ("beta", "eps")]
+
+    def make_mlp(self, name: str) -> Module:
+        if self.traits.activation != "xielu":
+            return super().make_mlp(name)
+        linear, weight, buffer = self.modules.linear, self.modules.weight, self.modules.buffer
+        numbers = weight(f"{name}.act_fn.alpha_p"), weight(f"{name}.act_fn.alpha_n")
+        act = Xielu(*numbers, buffer(f"{name}.act_fn.beta"), buffer(f"{name}.act_fn.eps"))
+        return PlainMlp(linear(f"{name}.up_proj"), linear(f"{name}.down_proj"), act)
 
 
 class HunYuanDecoder(LlamaDecoder):

@@ -235,7 +235,7 @@ class Gemma3nDecoder(SharingDecoder):
         layer.mask_kind = layer.table_kind = kind
         return layer
 
-    def __call__(
+    def __call__(  # type: ignore[override]
         self,
         input_ids: Tensor,
         run: RunOptions,
@@ -243,6 +243,7 @@ class Gemma3nDecoder(SharingDecoder):
         position_ids: Any = None,
         cache: Any = None,
         inputs_embeds: Any = None,
+        attention_mask: Any = None,
     ) -> tuple[Tensor, Any]:
         tape = current()
         inputs_embeds = self.embed(input_ids)

@@ -227,7 +227,7 @@ class Gemma4Decoder(SharingDecoder):
             for kind in kinds
         }
 
-    def __call__(
+    def __call__(  # type: ignore[override]
         self,
         input_ids: Tensor,
         run: RunOptions,

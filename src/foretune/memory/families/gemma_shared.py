@@ -131,7 +131,7 @@ class SharingLayer(Layer):
     """It has no keys and values of its own."""
 
     def checkpointed(self, *args: Any, **kwargs: Any) -> Any:
-        def run(*args: Any) -> Tensor:
+        def run(*args: Any) -> Any:
             return self.forward(*args, **kwargs)
 
         return checkpoint(run, *args)

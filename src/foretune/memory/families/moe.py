@@ -6,7 +6,16 @@ Each class follows transformers 5.24's models/<family>/modeling_<family>.py; loc
 from foretune.memory import blocks
 from foretune.memory.blocks import Module, call
 from foretune.memory.decoder import Modules, RunOptions
-from foretune.memory.experts import Experts, divide_in_place, gated, gather_last, sigmoid, sum_over, top_k
+from foretune.memory.experts import (
+    Experts,
+    clamp_in_place,
+    divide_in_place,
+    gated,
+    gather_last,
+    sigmoid,
+    sum_over,
+    top_k,
+)
 from foretune.memory.families.llama import (
     LlamaDecoder,
     MistralDecoder,
@@ -15,7 +24,7 @@ from foretune.memory.families.llama import (
     Qwen2Decoder,
     Qwen3Attention,
 )
-from foretune.memory.ops import add, linear, mul, reshape, softmax, to, view
+from foretune.memory.ops import add, linear, mul, reshape, softmax, to, transpose, view
 from foretune.memory.routers import Routing, TopKRouter
 from foretune.memory.tape import Tensor
 from foretune.models import DecoderTraits
@@ -163,6 +172,19 @@ class OlmoeAttention(Olmo2Attention):
 
     norm_spelling = "llama"
     rotate = staticmethod(blocks.apply_rotary)
+
+    def project(self, hidden_states: Tensor, hidden_shape: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
+        query_states = call(self.q_norm, call(self.q_proj, hidden_states))
+        key_states = call(self.k_norm, call(self.k_proj, hidden_states))
+        value_states = call(self.v_proj, hidden_states)
+        if self.modules.traits.clips_projections:
+            query_states = clamp_in_place(query_states)
+            key_states = clamp_in_place(key_states)
+            value_states = clamp_in_place(value_states)
+        query_states = transpose(view(query_states, *hidden_shape), 1, 2)
+        key_states = transpose(view(key_states, *hidden_shape), 1, 2)
+        value_states = transpose(view(value_states, *hidden_shape), 1, 2)
+        return query_states, key_states, value_states
 
 
 class OlmoeDecoder(LlamaDecoder):

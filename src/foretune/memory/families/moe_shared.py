@@ -101,6 +101,8 @@ class SolarOpenDecoder(SharedExpertsDecoder):
 class Dots1Decoder(SharedExpertsDecoder, SlidingDecoder):
     """models/dots1: only the masks that its layers need are made."""
 
+    masks_are_lazy = True
+
     attention_class: ClassVar[type[LlamaAttention]] = Qwen3Attention
 
     def masks(self, run: RunOptions, inputs_embeds: Tensor) -> dict[str, Tensor | None]:

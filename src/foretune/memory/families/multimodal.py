@@ -128,7 +128,7 @@ class MllamaDecoder(LlamaDecoder):
     """MllamaTextModel, which is what Transformers' causal class of mllama holds."""
 
     attention_class = MllamaAttention
-    upcasts_logits = True
+    logits_in_32bit = True
     keyword_order = ("attention_mask", "position_ids", "cache", "position_embeddings")
 
     def make_layer(self, index: int) -> Layer:

@@ -98,7 +98,7 @@ def gpt_bigcode(c: Fields) -> Decoder:
         activation="activation_function",
         intermediate_size=width,
         dropouts=_PDROPS,
-        causal_buffer=c.size(c.own_name("max_position_embeddings")),
+        table_positions=c.size(c.own_name("max_position_embeddings")),
     )
     return _with_wte(c, layer, traits_of=traits, learned_positions=True)
 
@@ -124,6 +124,7 @@ def gpt_neo(c: Fields) -> Decoder:
         intermediate_size=width,
         sliding_window=c.maybe_size("window_size") if any(local) else None,
         sliding_layers=local if any(local) else (),
+        table_positions=c.size("max_position_embeddings"),
         dropouts=("embed_dropout", "attention_dropout", "resid_dropout"),
     )
     return _with_wte(c, layer, traits_of=traits, learned_positions=True)
@@ -175,6 +176,7 @@ def _gptj_like(c: Fields, h: Heads, attn: Params) -> Decoder:
         intermediate_size=width,
         has_parallel_residual=True,
         rotary_dim=c.maybe_size("rotary_dim") or h.dim,
+        table_positions=c.size(c.own_name("max_position_embeddings")),
         dropouts=_PDROPS,
     )
     return _with_wte(c, layer, traits_of=traits, learned_positions=False, head_bias=True)
@@ -232,6 +234,7 @@ def falcon(c: Fields) -> Decoder:
         activation="activation",
         intermediate_size=width,
         has_parallel_residual=is_new or is_parallel,
+        has_grouped_projection=is_new,
         dropouts=_HIDDEN_DROPOUT,
     )
     return decoder(
@@ -271,7 +274,13 @@ def bloom(c: Fields) -> Decoder:
         c,
         stack([0] * c.num_layers("n_layer"), lambda _: layer),
         dense_traits(
-            c, h, rotary=None, intermediate_size=4 * hidden, activation="no_such_key", dropouts=_HIDDEN_DROPOUT
+            c,
+            h,
+            rotary=None,
+            intermediate_size=4 * hidden,
+            activation="no_such_key",
+            keeps_normed_residual=c.flag("apply_residual_connection_post_layernorm"),
+            dropouts=_HIDDEN_DROPOUT,
         ),
         embed="transformer.word_embeddings",
         before=norm("transformer.word_embeddings_layernorm", hidden, bias=True),
@@ -301,6 +310,7 @@ def mpt(c: Fields) -> Decoder:
             rotary=None,
             intermediate_size=4 * hidden,
             activation="no_such_key",
+            table_positions=c.size("max_seq_len"),
             dropouts=("emb_pdrop", None, "resid_pdrop"),
         ),
         embed="transformer.wte",
@@ -309,8 +319,9 @@ def mpt(c: Fields) -> Decoder:
         positions="max_seq_len",
     )
     probabilities = Fields(c.section_of("attn_config"), c.no_defaults(), place=c.place, section="attn_config.")
-    dropout = probabilities.number("attn_pdrop") or 0.0
-    return built._replace(traits=built.traits.with_(activation="gelu", attention_dropout=dropout))
+    dropout, is_clipped = probabilities.number("attn_pdrop") or 0.0, bool(probabilities.number("clip_qkv"))
+    traits = built.traits.with_(activation="gelu", attention_dropout=dropout, clips_projections=is_clipped)
+    return built._replace(traits=traits)
 
 
 def phi(c: Fields) -> Decoder:

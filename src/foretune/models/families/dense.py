@@ -218,7 +218,8 @@ def olmo(c: Fields) -> Decoder:
     """olmo: LayerNorms without parameters."""
     h, hidden = heads(c), c.size("hidden_size")
     mlp = gated_mlp("mlp", hidden, c.size("intermediate_size"))
-    return uniform(c, h, (*attention(c, h, bias=c.flag("attention_bias")), *mlp), final=())
+    layer, is_clipped = (*attention(c, h, bias=c.flag("attention_bias")), *mlp), c.number("clip_qkv") is not None
+    return uniform(c, h, layer, final=(), clips_projections=is_clipped)
 
 
 def olmo2(c: Fields) -> Decoder:

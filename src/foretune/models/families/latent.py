@@ -17,6 +17,7 @@ from foretune.models.families.parts import (
     gated_mlp,
     linear,
     norm,
+    outside,
     plain,
     stack,
     under,
@@ -244,7 +245,7 @@ def _v4_attention(c: Fields) -> Params:
         *linear("q_b_proj", num_heads * dim, rank),
         *linear("kv_proj", dim, hidden),
         *norm("kv_norm", dim),
-        *linear("o_a_proj", groups * out_rank, num_heads * dim // groups),
+        *outside(linear("o_a_proj", groups * out_rank, num_heads * dim // groups)),  # by groups, no plain product
         *linear("o_b_proj", hidden, groups * out_rank),
     )
 

@@ -56,6 +56,7 @@ def expert_traits(c: Fields, count_key: str, top_key: str) -> dict[str, Any]:
         "normalizes_experts": c.flag("norm_topk_prob"),
         "expert_groups": c.maybe_size("n_group"),
         "expert_groups_per_token": c.maybe_size("topk_group"),
+        "unwritten": tuple(key for key in ("router_jitter_noise", "input_jitter_noise") if c.number(key)),
     }
 
 
@@ -124,6 +125,7 @@ def olmoe(c: Fields) -> Decoder:
     mlp = routed_mlp(c, hidden, count_key="num_experts", width_key="intermediate_size", gate_first=True)
     layer = attention(c, h, bias=c.flag("attention_bias")) + norms + mlp + pre_norms(hidden)
     traits = expert_traits(c, "num_experts", "num_experts_per_tok") | {"qk_norm": "full"}
+    traits["clips_projections"] = c.number("clip_qkv") is not None
     return by_sparsity(c, h, [True] * c.num_layers(), lambda _: layer, traits=traits)
 
 

@@ -46,13 +46,17 @@ def minimax(c: Fields) -> Decoder:
 
 
 def phimoe(c: Fields) -> Decoder:
-    """phimoe: LayerNorm with bias; the router is an `nn.Linear`, so LoRA and 4-bit do reach it."""
+    """phimoe: LayerNorm with bias; the router is a class of its own over `nn.Linear`, which neither LoRA nor 4-bit
+    reach."""
     h, hidden, count = heads(c), c.size("hidden_size"), c.size("num_local_experts")
-    mlp = linear("mlp.router", count, hidden) + experts("mlp.experts", count, hidden, c.size("intermediate_size"))
+    mlp = router("mlp.router", count, hidden) + experts("mlp.experts", count, hidden, c.size("intermediate_size"))
     layer = attention(c, h, bias=c.flag("attention_bias")) + mlp + pre_norms(hidden, bias=True)
     num_layers = c.num_layers()
     traits = expert_traits(c, "num_local_experts", "num_experts_per_tok")
     traits |= windowed(c, ["sliding_attention"] * num_layers, c.maybe_size("sliding_window"))
+    # Its router's jitter is a threshold, no noise.
+    noise = tuple(key for key in traits["unwritten"] if key != "router_jitter_noise")
+    traits["unwritten"] = (*noise, *_scaled_rotary(c))
     return decoder(
         c,
         stack([0] * num_layers, lambda _: layer),
@@ -60,6 +64,15 @@ def phimoe(c: Fields) -> Decoder:
         final=norm("model.norm", hidden, bias=True),
         head_bias=c.flag("lm_head_bias"),
     )
+
+
+def _scaled_rotary(c: Fields) -> tuple[str, ...]:
+    """Name the key by which the rotary frequencies depend on the length: they are made anew in every forward."""
+    for key in ("rope_parameters", "rope_scaling"):
+        section = c.raw(key)
+        if isinstance(section, dict) and section.get("rope_type", section.get("type", "default")) != "default":
+            return (key,)
+    return ()
 
 
 def gpt_oss(c: Fields) -> Decoder:
@@ -139,11 +152,13 @@ def mimo_v2_flash(c: Fields) -> Decoder:
         return attn + mlp + pre_norms(hidden)
 
     keys = [(types[i] == "sliding_attention", labels[i] == "sparse") for i in range(count)]
+    traits["rotary"] = 0.334
     return decoder(c, stack(keys, layer), dense_traits(c, h, **traits), final=norm("model.norm", hidden))
 
 
 def llama4(c: Fields) -> Decoder:
-    """llama4_text: experts as [E, in, out], a shared expert, dense layers of another width in between."""
+    """llama4_text: experts as [E, in, out], a shared expert, dense layers of another width in between; the router as
+    phimoe's."""
     h, hidden, count = heads(c), c.size("hidden_size"), c.num_layers()
     attn = attention(c, h, bias=c.flag("attention_bias"))
     step, num_experts, width = (
@@ -156,16 +171,27 @@ def llama4(c: Fields) -> Decoder:
     sparse_mlp = (
         *plain("feed_forward.experts.gate_up_proj", num_experts, hidden, 2 * width, role="experts"),
         *plain("feed_forward.experts.down_proj", num_experts, width, hidden, role="experts"),
-        *linear("feed_forward.router", num_experts, hidden),
+        *router("feed_forward.router", num_experts, hidden),
         *gated_mlp("feed_forward.shared_expert", hidden, width),
     )
     dense = gated_mlp("feed_forward", hidden, c.size("intermediate_size_mlp"))
+    interval = c.size("no_rope_layer_interval")
+    rotated = c.integers("no_rope_layers") or [int((i + 1) % interval != 0) for i in range(count)]
+    types = c.labels("layer_types", count)
+    types = types or tuple("chunked_attention" if is_rotated else "full_attention" for is_rotated in rotated[:count])
+    chunk = c.maybe_size("attention_chunk_size")
+    traits = expert_traits(c, "num_local_experts", "num_experts_per_tok")
+    traits["rotary_layers"] = tuple(bool(is_rotated) for is_rotated in rotated[:count])
+    traits["qk_norm"] = "head" if c.flag("use_qk_norm") else None
+    traits["tunes_temperature"] = c.flag("attn_temperature_tuning")
+    if "chunked_attention" in types:
+        traits |= {"sliding_window": chunk, "sliding_layers": tuple(kind == "chunked_attention" for kind in types)}
     return by_sparsity(
         c,
         h,
         [i in moe_layers for i in range(count)],
         lambda is_sparse: attn + (sparse_mlp if is_sparse else dense) + pre_norms(hidden),
-        traits=expert_traits(c, "num_local_experts", "num_experts_per_tok"),
+        traits=traits,
     )
 
 

@@ -83,7 +83,8 @@ def under(prefix: str, params: Params) -> Params:
 
 
 def outside(params: Params) -> Params:
-    """Linear layers that stand outside the stack: not adapted and not quantized by foretune, so `other`."""
+    """Linear layers that stand outside the stack, or whose class is one over `nn.Linear` with a forward of its own:
+    not adapted and not quantized by foretune, so `other`."""
     roles: dict[ParameterRole, ParameterRole] = {"linear": "other", "bias": "other"}
     return tuple(p.with_(role=roles.get(p.role, p.role)) for p in params)
 

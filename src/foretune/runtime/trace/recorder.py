@@ -4,6 +4,8 @@ A dispatch mode sees each operator's results; a weak reference on the storage te
 the meta device does not is added by the rules of `rules.py`.
 """
 
+import math
+import sys
 import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -33,6 +35,11 @@ __all__ = ["MAX_EVENTS", "Birth", "Recorder"]
 aten = torch.ops.aten
 MAX_EVENTS = 500_000
 DEVICE = "meta"
+WRAPPERS = frozenset({"_fn", "inner"})
+"""Python functions that torch puts around a mode's own."""
+ENGINE = "_engine_run_backward"
+"""The Python function that waits for the engine (torch/autograd/graph.py): a sum that any other asks for is no sum of
+the engine's (the backward of Bloom's gelu is Python)."""
 
 # Under a dispatch mode the operands of a sum in the engine's buffer have these use counts when nobody else holds them:
 # of the tensor, four (buffer, argument, wrapper, our own) and of its storage, two. Learnt on torch 2.13, checked
@@ -151,8 +158,13 @@ class Recorder(TorchDispatchMode):
             return IN_PLACE_IN_BACKWARD[func](*args)
         if func is aten._safe_softmax.default:
             return self._safe_softmax(args)
+        if func is aten.logsumexp.default:
+            return self._logsumexp(*args)
         if func is aten._fused_sgd_.default:
             return None  # in place, and without an implementation on meta
+        for argument in args:
+            if isinstance(argument, Tensor) and argument.dim() == 0:  # torch.tensor(number) is not dispatched on meta
+                self.track(argument, "torch.tensor")
         held = [self.allocate(n, f"{func} workspace") for n in self._sizes(self.before, func, args)]
         out = ON_META.get(func, func)(*args, **(kwargs or {}))
         results = tree_leaves(out)
@@ -161,10 +173,10 @@ class Recorder(TorchDispatchMode):
         for result in results:
             if isinstance(result, Tensor):
                 self.track(result, str(func))
-        for slot in held:
-            self.free(slot)
         self.library_workspaces(func, args)
         self.temporaries(self._sizes(self.after, func, args), f"{func} workspace")
+        for slot in held:
+            self.free(slot)
         return out
 
     def _sizes(self, table: dict[Any, Rule], func: Any, args: tuple[Any, ...]) -> list[int]:
@@ -196,7 +208,22 @@ class Recorder(TorchDispatchMode):
             and a.device.type == DEVICE
             and a._use_count() <= SOLE_TENSOR
             and torch._C._storage_Use_Count(a.untyped_storage()._cdata) <= SOLE_STORAGE
+            and _is_asked_by_engine()
         )
+
+    def _logsumexp(self, x: Tensor, dims: list[int], keepdim: bool = False) -> Tensor:
+        """What the operator does inside (aten/src/ATen/native/ReduceOps.cpp, logsumexp_out_impl)."""
+        with self:
+            maxima = torch.amax(x, dims, keepdim=True)
+            squeezed = maxima if keepdim else torch.squeeze(maxima, dims)
+            magnitudes = squeezed.abs()
+            are_infinite = magnitudes == math.inf
+            squeezed.masked_fill_(are_infinite, 0)
+            del are_infinite, magnitudes
+            below = (x - maxima).exp_()
+            result = torch.sum(below, dims, keepdim=keepdim)
+            del below
+            return result.log_().add_(squeezed)
 
     def _safe_softmax(self, args: tuple[Any, ...]) -> Tensor:
         """Softmax; then which scores are -inf, in which rows all are, and a zero that is put there in place."""
@@ -205,6 +232,14 @@ class Recorder(TorchDispatchMode):
             out = aten._softmax(x, args[1], False)
         self.temporaries([x.numel(), x.numel() // x.shape[-1], x.element_size()], "aten._safe_softmax workspace")
         return out
+
+
+def _is_asked_by_engine() -> bool:
+    """Say whether the operator comes from the engine itself and not from Python, by the frames above the mode's."""
+    frame = sys._getframe(3)
+    while frame.f_code.co_name in WRAPPERS and frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code.co_name == ENGINE
 
 
 def _answer(tensor: Tensor) -> Any:

@@ -144,7 +144,36 @@ def _where(args: Arguments, _: StackProfile) -> list[int]:
     return [x.element_size() for x in numbers]
 
 
+def _layer_norm(args: Arguments, _: StackProfile) -> list[int]:
+    """An input that is not contiguous is copied.
+
+    Source: aten/src/ATen/native/cuda/layer_norm_kernel.cu (layer_norm_cuda).
+    """
+    return _copy_of(args[0])
+
+
+def _layer_norm_backward_input(args: Arguments, _: StackProfile) -> list[int]:
+    """So it is again in backward, before the results.
+
+    Source: aten/src/ATen/native/cuda/layer_norm_kernel.cu (layer_norm_backward_cuda).
+    """
+    return _copy_of(args[1])
+
+
+def _layer_norm_backward_gradient(args: Arguments, _: StackProfile) -> list[int]:
+    """And so is the gradient, after them.
+
+    Source: aten/src/ATen/native/cuda/layer_norm_kernel.cu (LayerNormBackwardKernelImpl).
+    """
+    return _copy_of(args[0])
+
+
+def _copy_of(x: torch.Tensor) -> list[int]:
+    return [] if x.is_contiguous() else [x.numel() * x.element_size()]
+
+
 WORKSPACES_AFTER: dict[Any, Rule] = {
+    aten.native_layer_norm_backward.default: _layer_norm_backward_gradient,
     aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
     aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
     aten._scaled_dot_product_cudnn_attention.default: _cudnn_forward,
@@ -162,6 +191,8 @@ WORKSPACES_BEFORE: dict[Any, Rule] = {
     aten._foreach_norm.Scalar: _norm_of_many,
     aten.index.Tensor: _index,
     aten.where.self: _where,
+    aten.native_layer_norm.default: _layer_norm,
+    aten.native_layer_norm_backward.default: _layer_norm_backward_input,
 }
 """Temporaries that a kernel allocates before its results and frees after them."""
 

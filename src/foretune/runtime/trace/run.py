@@ -30,7 +30,7 @@ def _require_trained(count: int, facts: Facts) -> None:
         raise UnsupportedError(
             f"{facts.shape.id}: the program trains {count:,} parameters, and {facts.trainable_params:,} are counted; "
             "it is not traced yet.",
-            hint="Experts that PEFT adapts too, and parts beside the language model, are such cases.",
+            hint="Parts beside the language model are such a case.",
             field="model.id",
         )
 
