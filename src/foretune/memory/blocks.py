@@ -178,14 +178,14 @@ def _frequencies(positions: Tensor, width: int) -> Tensor:
     return Tensor((*positions.shape[:-1], width), "f32")
 
 
-def _rotate_half(x: Tensor) -> Tensor:
+def rotate_half(x: Tensor) -> Tensor:
     width = x.shape[-1]
     x1 = narrow(x, -1, width // 2)
     x2 = narrow(x, -1, width - width // 2)
     return cat_last([scale(x2), x1])
 
 
-def rotated(x: Tensor, cos: Tensor, sin: Tensor, rotate: Callable[[Tensor], Tensor] = _rotate_half) -> Tensor:
+def rotated(x: Tensor, cos: Tensor, sin: Tensor, rotate: Callable[[Tensor], Tensor] = rotate_half) -> Tensor:
     """x * cos + rotate_half(x) * sin."""
     return add(mul(x, cos), mul(rotate(x), sin))
 
@@ -194,8 +194,8 @@ def apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor
     """Rotate whole heads (modeling_llama.py)."""
     cos = unsqueeze(cos, 1)
     sin = unsqueeze(sin, 1)
-    q_embed = add(mul(q, cos), mul(_rotate_half(q), sin))
-    k_embed = add(mul(k, cos), mul(_rotate_half(k), sin))
+    q_embed = add(mul(q, cos), mul(rotate_half(q), sin))
+    k_embed = add(mul(k, cos), mul(rotate_half(k), sin))
     return q_embed, k_embed
 
 
@@ -204,8 +204,8 @@ def apply_rotary_olmo2(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[
     q_type, k_type = q.dtype, k.dtype
     cos = unsqueeze(cos, 1)
     sin = unsqueeze(sin, 1)
-    q_embed = add(mul(q, cos), mul(_rotate_half(q), sin))
-    k_embed = add(mul(k, cos), mul(_rotate_half(k), sin))
+    q_embed = add(mul(q, cos), mul(rotate_half(q), sin))
+    k_embed = add(mul(k, cos), mul(rotate_half(k), sin))
     return to(q_embed, q_type), to(k_embed, k_type)
 
 
@@ -216,8 +216,8 @@ def apply_rotary_phi3(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[T
     rotary_dim = cos.shape[-1]
     q_rot, q_pass = narrow(q, -1, rotary_dim), narrow(q, -1, q.shape[-1] - rotary_dim)
     k_rot, k_pass = narrow(k, -1, rotary_dim), narrow(k, -1, k.shape[-1] - rotary_dim)
-    q_embed = cat_last([add(mul(q_rot, cos), mul(_rotate_half(q_rot), sin)), q_pass])
-    k_embed = cat_last([add(mul(k_rot, cos), mul(_rotate_half(k_rot), sin)), k_pass])
+    q_embed = cat_last([add(mul(q_rot, cos), mul(rotate_half(q_rot), sin)), q_pass])
+    k_embed = cat_last([add(mul(k_rot, cos), mul(rotate_half(k_rot), sin)), k_pass])
     return q_embed, k_embed
 
 
@@ -228,8 +228,8 @@ def apply_rotary_neox(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[T
     rotary_dim = cos.shape[-1]
     q_rot, q_pass = narrow(q, -1, rotary_dim), narrow(q, -1, q.shape[-1] - rotary_dim)
     k_rot, k_pass = narrow(k, -1, rotary_dim), narrow(k, -1, k.shape[-1] - rotary_dim)
-    q_embed = add(mul(q_rot, cos), mul(_rotate_half(q_rot), sin))
-    k_embed = add(mul(k_rot, cos), mul(_rotate_half(k_rot), sin))
+    q_embed = add(mul(q_rot, cos), mul(rotate_half(q_rot), sin))
+    k_embed = add(mul(k_rot, cos), mul(rotate_half(k_rot), sin))
     q_embed = cat_last([q_embed, q_pass])
     k_embed = cat_last([k_embed, k_pass])
     return q_embed, k_embed
@@ -362,6 +362,7 @@ def scaled_dot_product_attention(
         head_width=query.shape[-1],
         is_grouped=query.shape[1] != key.shape[1],
         has_mask=mask is not None,
+        has_narrow_values=value.shape[-1] != query.shape[-1],
     )
     tape.kernels_run.add(kernel)
     if kernel == "flash":

@@ -82,6 +82,7 @@ def facts_of(config: TrainingConfig, shape: ModelShape) -> Facts:
         magnitudes = sum(p.out_features * len(p.layers) for p in adapted) if lora.use_dora else 0
         whole = _trained_whole(config, lora, shape, adapted)
     quantized = quantizable_params(shape)
+    quantized += sum(p.num_elements for tower in shape.towers for p in tower.parameters if p.role == "linear")
     return Facts(
         config=config,
         shape=shape,

@@ -6,7 +6,7 @@ from foretune.contract import TrainingConfig
 from foretune.devices import DeviceSpec
 from foretune.errors import ConfigError, Problem, UnsupportedError
 from foretune.memory.blocks import ACTIVATIONS
-from foretune.memory.families import DECODERS
+from foretune.memory.families import DECODERS, find_decoder
 from foretune.memory.stack import StackProfile
 from foretune.models import ModelShape
 
@@ -138,7 +138,7 @@ def class_problems(shape: ModelShape, stack: StackProfile) -> list[Problem]:
 
 def _shape_problems(config: TrainingConfig, shape: ModelShape) -> list[Problem]:
     family, traits = shape.model_type, shape.traits
-    if shape.code == "transformers" and family not in DECODERS:
+    if find_decoder(shape) is None and family not in DECODERS:
         text = f"{shape.id}: the memory of {family} models is not estimated yet."
         hint = f"Families that are: {', '.join(sorted(DECODERS))}. `foretune models show` counts this one."
         if family not in _UNTRACED:
@@ -148,7 +148,7 @@ def _shape_problems(config: TrainingConfig, shape: ModelShape) -> list[Problem]:
     for key in traits.unwritten:
         text = f"{shape.id} sets {key}, which is not estimated yet."
         problems.append(Problem(text, "`foretune trace` runs it.", None, "model.id"))
-    if shape.tower_params:
+    if find_decoder(shape) is None:
         text = f"{shape.id} has parts beside the language model (vision or audio), which are not estimated yet."
         problems.append(Problem(text, "Use a text-only checkpoint of the family.", None, "model.id"))
     if config.loss == "liger" and traits.final_softcap is not None:
@@ -171,6 +171,9 @@ def _shape_problems(config: TrainingConfig, shape: ModelShape) -> list[Problem]:
         problems.append(Problem(f"{text}{traits.hidden_size}.", "Check head_dim and hidden_size.", None, "model.id"))
     if family == "falcon" and config.quantization is not None and _has_biases(shape):
         text = f"{shape.id}: Falcon adds in place to a 4-bit layer's output with bias, which torch's autograd forbids."
+        problems.append(Problem(text, "Choose lora without quantization.", None, "quantization"))
+    if "altup_coef_clip" in traits.flags and config.quantization is not None:
+        text = f"{shape.id}: its class clips the weights of its streams in place, which 4-bit weights do not allow."
         problems.append(Problem(text, "Choose lora without quantization.", None, "quantization"))
     if traits.rotary_dim is not None and (traits.rotary_dim < 2 or traits.rotary_dim % 2):
         text = f"{shape.id}: a rotary width of {traits.rotary_dim} cannot be halved, so the model cannot run."

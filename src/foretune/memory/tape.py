@@ -37,6 +37,7 @@ __all__ = [
     "backward",
     "checkpoint",
     "current",
+    "discard",
     "drop_graph",
     "function_node",
     "node_for",
@@ -487,6 +488,30 @@ def _let_go(node: Any) -> None:
         node = todo.pop()
     if tape and tape.segments[-1].kind == "graph":
         tape.segment("graph end")
+
+
+def discard(t: Tensor) -> None:
+    """Let go of a tensor that nothing else holds, and of a graph behind it that no backward will run.
+
+    As torch does (deleteNode in torch/csrc/autograd/function.cpp): the graph goes first; a node's saved variables go
+    before what it alone leads to, its last edge first.
+    """
+    if getrefcount(t) > 2 or type(t.edge) is not tuple:  # ours and getrefcount's argument
+        return
+    todo, t.edge = [t.edge], None
+    while todo:
+        node = todo.pop()[0]
+        if getrefcount(node) > 2:
+            node = None
+            continue
+        node.release()
+        edges, node.edges = list(node.edges), ()
+        node = None
+        while edges:
+            following = edges.pop(0)
+            if following is not None and getrefcount(following[0]) <= 2:
+                todo.append(following)
+            following = None
 
 
 # ------------------------------------------------------------------ activation checkpointing
