@@ -63,6 +63,8 @@ class Decoder:
     """Activations beyond blocks.ACTIVATIONS: with parameters of their own."""
     logits_in_32bit: ClassVar[bool] = False
     """The class hands its logits back in fp32 (mamba2, nemotron_h)."""
+    kernel_packages: ClassVar[str] = ""
+    """Packages whose kernels would run in the place of the class's own torch code, which is what runs here."""
     embedding_name: ClassVar[str] = "model.embed_tokens.weight"
     final_norm_name: ClassVar[str] = "model.norm"
 
