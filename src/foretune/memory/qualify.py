@@ -174,7 +174,8 @@ def _shape_problems(config: TrainingConfig, shape: ModelShape) -> list[Problem]:
         text = f"{shape.id}: the activation {traits.activation!r} has no known kernels."
         problems.append(Problem(text, f"Known are {', '.join(sorted(known))}.", None, "model.id"))
     if shape.refuses_sdpa and config.attention == "sdpa":
-        what = "has attention sinks" if family == "gpt_oss" else "can cap its attention scores"
+        reasons = {"gpt_oss": "has attention sinks", "mamba2": "has no attention"}
+        what = reasons.get(family, "can cap its attention scores")
         text = f"attention is sdpa, but {shape.id} {what}, and Transformers refuses sdpa for it."
         problems.append(Problem(text, "Set attention: eager.", None, "attention"))
     if traits.num_heads and traits.num_kv_heads and traits.num_heads % traits.num_kv_heads:

@@ -49,6 +49,7 @@ from foretune.memory.families.llama import (
     Qwen2Decoder,
     Qwen3Decoder,
 )
+from foretune.memory.families.mamba2_only import Mamba2Decoder
 from foretune.memory.families.moe import (
     FlexOlmoDecoder,
     MiniMaxM2Decoder,
@@ -119,6 +120,7 @@ DECODERS: dict[str, type[Decoder]] = {
     "internlm3": LlamaDecoder,
     "jais2": Jais2Decoder,
     "llama": LlamaDecoder,
+    "mamba2": Mamba2Decoder,
     "minimax_m2": MiniMaxM2Decoder,
     "ministral": MinistralDecoder,
     "ministral3": Ministral3Decoder,
