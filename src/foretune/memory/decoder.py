@@ -77,6 +77,8 @@ class Decoder:
     """The class hands its logits back in fp32 (mamba2, nemotron_h, mllama)."""
     has_causal_name: ClassVar[bool] = True
     """The causal class is called ...ForCausalLM, by which Transformers finds its loss."""
+    kernel_packages: ClassVar[str] = ""
+    """Packages whose kernels would run in the place of the class's own torch code, which is what runs here."""
     embedding_name: ClassVar[str] = "model.embed_tokens.weight"
     final_norm_name: ClassVar[str] = "model.norm"
 

@@ -29,7 +29,7 @@ OUTSIDE = -1
 
 Size = Annotated[int, Meta(ge=0, lt=1 << 62)]
 _WITHOUT_SDPA = frozenset(
-    {"bloom", "gemma2", "gpt_neo", "gpt_oss", "granite_swa", "mimo_v2_flash", "mpt", "vaultgemma", "xglm"}
+    {"bloom", "gemma2", "gpt_neo", "gpt_oss", "granite_swa", "mamba2", "mimo_v2_flash", "mpt", "vaultgemma", "xglm"}
 )
 """Classes of transformers 5.24 without `_supports_sdpa`."""
 ParameterRole = Literal["linear", "bias", "conv1d", "embedding", "head", "norm", "experts", "other"]
@@ -148,6 +148,8 @@ class DecoderTraits(Value, frozen=True, kw_only=True):
     """Width of all heads of a Mamba 2 mixer together."""
     mixer_projection: Size | None = None
     """Width of a Mamba 2 mixer's input projection."""
+    residual_in_32bit: bool = False
+    """The residual stream is fp32 whatever the weights are (Mamba 2)."""
     norms_before_gate: bool = False
     """A Mamba 2 mixer's norm comes before its gate (Falcon H1)."""
     mixer_chunk: Size | None = None
