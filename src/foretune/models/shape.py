@@ -119,7 +119,7 @@ class DecoderTraits(Value, frozen=True, kw_only=True):
     mixer_width: Size | None = None
     """Width of all heads of a Mamba 2 mixer together."""
     mixer_chunk: Size | None = None
-    """Tokens of one chunk of a Mamba 2 mixer's scan."""
+    """Tokens of one chunk of a Mamba 2 mixer's scan, or of a block of lightning attention."""
     activation_dropout: float = 0.0
     """Dropout between the MLP's layers (XGLM)."""
     keeps_normed_residual: bool = False

@@ -50,6 +50,7 @@ from foretune.memory.families.llama import (
 )
 from foretune.memory.families.llama4 import Llama4Decoder
 from foretune.memory.families.mimo import MimoDecoder
+from foretune.memory.families.minimax import MiniMaxDecoder
 from foretune.memory.families.moe import (
     FlexOlmoDecoder,
     MiniMaxM2Decoder,
@@ -115,6 +116,7 @@ DECODERS: dict[str, type[Decoder]] = {
     "llama": LlamaDecoder,
     "llama4_text": Llama4Decoder,
     "mimo_v2_flash": MimoDecoder,
+    "minimax": MiniMaxDecoder,
     "minimax_m2": MiniMaxM2Decoder,
     "ministral": MinistralDecoder,
     "ministral3": Ministral3Decoder,
