@@ -102,10 +102,10 @@ class MiniMaxLayer(LlamaLayer):
     def forward(
         self,
         hidden_states: Tensor,
-        position_embeddings: Any = None,
         attention_mask: Any = None,
         position_ids: Any = None,
         cache: Any = None,
+        position_embeddings: Any = None,
     ) -> Tensor:
         hidden_states = call(self.input_layernorm, hidden_states)
         residual = hidden_states
