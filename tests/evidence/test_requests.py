@@ -113,6 +113,7 @@ NEAREST: list[tuple[str, dict[str, Any], Any, str]] = [
     ("loss", {"training__loss": "chunked"}, "stock", "loss: chunked"),
     ("loss", {"training__loss": "liger_fused"}, "chunked", "loss: liger_fused"),
     ("gradient_checkpointing", {"training__gradient_checkpointing": "reentrant"}, True, "reentrant checkpointing"),
+    ("gradient_checkpointing", {"training__gradient_checkpointing": "offloaded"}, True, "checkpointing: offloaded"),
 ]
 
 
@@ -126,6 +127,26 @@ def test_foretunes_own_chunked_loss_is_the_contracts() -> None:
     change = {"software__driver": "foretune", "training__loss": "foretune_chunked"}
     assert config_of(**change).loss == "chunked"
     assert "loss" not in because(**change)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "nearest"), [("paged_adamw_32bit", "paged_adamw_8bit"), ("adamw_8bit_torchao", "adamw_8bit")]
+)
+def test_an_optimizer_without_a_setting_is_predicted_by_the_nearest(optimizer: str, nearest: str) -> None:
+    assert config_of(training__optimizer=optimizer).optimizer.name == nearest
+    assert f"optimizer: {optimizer}" in because(training__optimizer=optimizer)
+
+
+@pytest.mark.parametrize("strategy", ["zero2", "zero3"])
+def test_a_single_process_under_zero_is_predicted_as_if_without(strategy: str) -> None:
+    assert f"{strategy} with one process" in because(training__parallel__strategy=strategy)
+    assert config_of(training__parallel__strategy=strategy) == config_of()
+
+
+def test_a_model_whose_code_is_remote_is_foreign() -> None:
+    qwen = {**CONFIG, "model_type": "qwen", "kv_channels": 16}
+    change = {"model__config": qwen, "training__lora__target_modules": ["c_attn", "w1"]}
+    assert "the code of qwen models is remote" in because(**change)
 
 
 def test_adamw_tensor_by_tensor_is_nearest_to_fused() -> None:
@@ -174,7 +195,7 @@ def test_before_its_own_libraries_foretune_makes_rotary_angles_by_a_product() ->
 
 FOREIGN: list[tuple[dict[str, Any], str]] = [
     ({"software__driver": "hf_trainer_of_tomorrow"}, "no profile describes the driver hf_trainer_of_tomorrow"),
-    ({"software__driver": "litgpt"}, "no profile describes the driver litgpt"),
+    ({"software__driver": "torchtune"}, "no profile describes the driver torchtune"),
     ({"software__driver": "foretune", "software__os": "windows"}, "no profile describes the driver foretune"),
     ({"software__driver": "foretune", "software__transformers": "5.20.0"}, "transformers 5.20.0, not 5.24"),
     ({"software__transformers": "4.57.1"}, "transformers 4.57.1, not 5.17"),
@@ -182,7 +203,6 @@ FOREIGN: list[tuple[dict[str, Any], str]] = [
     ({"software__transformers": ABSENT}, "not stated"),
     ({"software__kernels": ["fast_rope"]}, "kernels: fast_rope"),
     ({"software__compile": True}, "torch.compile"),
-    ({"training__autocast": "fp16"}, "autocast to fp16"),
     (
         {"training__method": "qlora", "training__quantization": "nf4", "training__kbit_upcast": False},
         "another format than the profile's",
@@ -206,14 +226,11 @@ def choice_of(driver: str, engine: EngineName, software: dict[str, Any] | None =
 
 
 @pytest.mark.parametrize(("driver", "name"), [("hf_trainer", "trainer"), ("trl", "trl")])
-def test_trainer_and_trl_are_known_to_the_trace_alone(driver: str, name: str) -> None:
-    traced = choice_of(driver, "traced", training__autocast="bf16")
-    assert (traced.profile.name, traced.profile.autocast, traced.foreign_because) == (name, "bf16", ())
-    assert choice_of(driver, "traced").profile.autocast == "none"
-    estimated = choice_of(driver, "estimated", training__autocast="bf16")
-    assert "the estimate has no autocast to bf16" in estimated.foreign_because
-    assert (estimated.profile.loss, estimated.profile.unwritten) == ("transformers", ())
-    assert estimated.profile.holds_outputs == "no"
+@pytest.mark.parametrize("engine", ["estimated", "traced"])
+def test_trainer_and_trl_are_known(driver: str, name: str, engine: EngineName) -> None:
+    choice = choice_of(driver, engine, training__autocast="bf16")
+    assert (choice.profile.name, choice.profile.autocast, choice.foreign_because) == (name, "bf16", ())
+    assert choice_of(driver, engine).profile.autocast == "none"
 
 
 def test_a_row_says_how_trainer_was_called() -> None:
@@ -224,15 +241,78 @@ def test_a_row_says_how_trainer_was_called() -> None:
     assert choice_of("hf_trainer", "traced", liger).profile.loss_kernel == "liger"
 
 
-@pytest.mark.parametrize(
-    "driver", ["axolotl", "hf_trainer", "llama_factory", "ms_swift", "qwen_finetune", "trl", "unsloth"]
-)
+@pytest.mark.parametrize("driver", ["axolotl", "hf_trainer", "llama_factory", "trl", "unsloth"])
 def test_what_is_trainer_underneath_is_nearest_to_it(driver: str) -> None:
     older = {**OF_5_24, "transformers": "4.51.3"}
     for engine in ("estimated", "traced"):
         choice = choice_of(driver, engine, older)
         assert (choice.profile.name, choice.is_foreign) == ("trainer", True)
-        assert choice.profile.collects_batches == (engine == "traced")
+
+
+@pytest.mark.parametrize("driver", ["ms_swift", "qwen_finetune"])
+def test_scripts_of_2023_have_trainer_of_their_time(driver: str) -> None:
+    software = {"torch": "2.1.1", "bitsandbytes": "0.41.3.post2", "transformers": "4.36.2"}
+    choice = choice_of(driver, "estimated", software, training__autocast="bf16")
+    assert (choice.profile.name, choice.profile.checkpoint_form) == ("trainer-4.36", "reentrant")
+    assert "transformers" not in "; ".join(choice.foreign_because)
+    unstated = choice_of(driver, "estimated", {**software, "transformers": ABSENT}, training__autocast="bf16")
+    assert "its version of transformers is not stated" in unstated.foreign_because
+
+
+def test_adapters_of_that_time_have_the_format_of_the_base() -> None:
+    change = {"software__driver": "qwen_finetune", "training__adapter_dtype": "unknown"}
+    assert config_of(**change).precision.adapter_dtype == "fp16"
+    assert "the format of its adapters is not known" in because(**change)
+
+
+def test_a_part_of_a_fused_layer_stands_for_the_whole() -> None:
+    phi3 = {**CONFIG, "model_type": "phi3"}
+    lora = config_of(model__config=phi3).lora
+    assert lora is not None
+    assert lora.targets == ("qkv_proj",)
+    assert "an adapter on q_proj, a part of qkv_proj" in because(model__config=phi3)
+
+
+# -- litgpt
+
+LITGPT: dict[str, Any] = {
+    "software": {"driver": "litgpt", "os": "linux", "torch": "2.1.0+cu121", "bitsandbytes": "0.41.1"},
+    "training__base_dtype": "bf16",
+    "training__compute_dtype": "bf16",
+    "training__adapter_dtype": "bf16",
+    "training__gradient_checkpointing": "none",
+    "training__loss": "chunked",
+}
+
+
+def test_litgpt_has_a_profile_by_the_time_that_torch_tells() -> None:
+    asked = request_of(observation(**LITGPT))
+    assert (asked.request.stack.name, asked.foreign_because) == ("litgpt-0.2", ())
+    assert asked.request.config.loss == "stock"
+    unknown = {**LITGPT, "software": {"driver": "litgpt", "os": "linux"}}
+    assert request_of(observation(**unknown)).request.stack.name == "litgpt-0.4"
+    assert because(**unknown) == "its version of torch is not stated"
+
+
+def test_the_trace_has_no_litgpt_and_takes_our_own_loop() -> None:
+    asked = request_of(observation(**LITGPT), "traced")
+    assert asked.request.stack.name == "foretune"
+    assert "the trace has no litgpt 0.2" in asked.foreign_because
+
+
+def test_under_four_bits_litgpts_adamw_is_the_paged_one() -> None:
+    quantized = {"training__method": "qlora", "training__quantization": "nf4", "training__kbit_upcast": False}
+    change = {**LITGPT, **quantized, "training__optimizer": "paged_adamw_32bit"}
+    assert request_of(observation(**change)).foreign_because == ()
+    assert config_of(**change).optimizer.name == "adamw"
+
+
+def test_a_length_of_the_first_batch_alone_is_asked_for_the_first_update() -> None:
+    change = {"training__seq_len_kind": "longest_known", "training__gradient_accumulation_steps": 64}
+    asked = request_of(observation(**change))
+    assert asked.is_first_batch
+    assert asked.request.config.batch.accumulation_steps == 1
+    assert not request_of(observation(training__seq_len_kind="exact")).is_first_batch
 
 
 # -- refusals
@@ -242,7 +322,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"kind": "after_forward"}, "no peak of training"),
     ({"device__count": 2}, "several devices"),
     ({"training__parallel__world_size": 8}, "several devices"),
-    ({"training__parallel__strategy": "zero2"}, "divided by zero2"),
+    ({"training__parallel__strategy": "fsdp2"}, "divided by fsdp2"),
     ({"training__parallel__cpu_offload": True}, "moved to the host"),
     ({"training__method": "other", "training__method_detail": "dora"}, "Its method is other"),
     ({"training__method": "lora", "training__lora": None}, "adapters say otherwise"),
@@ -252,14 +332,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"training__quantization": "gptq_int4"}, "gptq_int4"),
     ({"training__base_dtype": "int8"}, "format of its base weights is int8"),
     ({"training__compute_dtype": "float8"}, "computes in float8"),
-    ({"training__optimizer": "paged_adamw_32bit"}, "paged_adamw_32bit"),
+    ({"training__optimizer": "lion"}, "lion"),
     ({"training__optimizer_in_backward": True}, "within backward"),
-    ({"training__gradient_checkpointing": "offloaded"}, "offloaded"),
+    ({"training__gradient_checkpointing": "selective"}, "selective"),
     ({"training__attention": "flex"}, "attention is flex"),
     ({"training__loss": "dpo"}, "loss is dpo"),
     ({"training__padding_mask": True}, "the model gets a mask"),
     ({"software__allocator_conf": "expandable_segments:True"}, "expandable_segments:True"),
-    ({"model__config": {**CONFIG, "model_type": "qwen"}}, "'qwen' is not one of"),
+    ({"model__config": {**CONFIG, "model_type": "qwen9"}}, "'qwen9' is not one of"),
     ({"model__config": {"hidden_size": 3}}, "model_type"),
     ({"training__lora__rank": 1 << 40}, "make no configuration"),
 ]

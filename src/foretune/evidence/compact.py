@@ -23,7 +23,7 @@ VARYING = ("seq_len", "seq_len_max", "micro_batch_size", "gradient_accumulation_
 _DROPPED: Mapping[str, frozenset[str]] = {
     "": frozenset({"notes"}),
     "model": frozenset({"normalized", "config_source", "framework_ties_embeddings", "framework_total_params"}),
-    "training": frozenset({"trainable_params", "trainable_params_source", "sdpa_backend", "seq_len_kind"}),
+    "training": frozenset({"trainable_params", "trainable_params_source", "sdpa_backend"}),
     "software": frozenset({"cuda", "accelerate", "other"}),
     "measured": frozenset(
         {

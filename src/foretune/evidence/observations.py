@@ -96,6 +96,8 @@ class TrainingFacts(Value, frozen=True, kw_only=True):
     grad_clip: float | UnsetType | None = UNSET
     """None: no clipping. Left out: not known."""
     seq_len: Count | None = None
+    seq_len_kind: str = UNKNOWN
+    """`longest_known`: the longest row, which stands in the first batch and in no other."""
     micro_batch_size: Count | None = None
     gradient_accumulation_steps: Count | None = None
     gradient_checkpointing: str = UNKNOWN

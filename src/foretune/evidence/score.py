@@ -9,7 +9,6 @@ from typing import Literal, NamedTuple
 from foretune.errors import ForetuneError
 from foretune.evidence.observations import Measured, Observation
 from foretune.evidence.requests import Asked, Request, request_of
-from foretune.evidence.stacks import EngineName
 from foretune.memory import ByteRange, MemoryEstimate, Verdict
 from foretune.values import Value
 
@@ -91,6 +90,7 @@ class _Figures(NamedTuple):
 
     allocated: int
     later_allocated: int
+    first_allocated: int
     reserved: int
     process: int
     interval: Interval
@@ -101,15 +101,13 @@ _Answer = _Figures | str
 """Figures, or the reason of a refusal."""
 
 
-def score_rows(
-    rows: Iterable[Observation], name: EngineName, engine: Engine, *, workers: int = 1
-) -> Iterator[Prediction | Refusal]:
+def score_rows(rows: Iterable[Observation], engine: Engine, *, workers: int = 1) -> Iterator[Prediction | Refusal]:
     """Yield for each row, in order, its prediction or the reason why there is none.
 
     What several rows ask is answered once. An error of ours is a reason; anything else is raised. With more than one
     worker, requests are answered by so many processes.
     """
-    asked = ((row, _asked(row, name)) for row in rows)
+    asked = ((row, _asked(row)) for row in rows)
     for row, question, answer in _answered(asked, engine) if workers < 2 else _shared(asked, engine, workers):
         if isinstance(question, str) or isinstance(answer, str):
             reason = question if isinstance(question, str) else str(answer)
@@ -123,9 +121,9 @@ _Question = tuple[Observation, Asked | str]
 _Answered = tuple[Observation, Asked | str, _Answer | None]
 
 
-def _asked(row: Observation, engine: EngineName) -> Asked | str:
+def _asked(row: Observation) -> Asked | str:
     try:
-        return request_of(row, engine)
+        return request_of(row)
     except ForetuneError as error:
         return _first_sentence(error)
 
@@ -171,9 +169,11 @@ def _answer(engine: Engine, request: Request) -> _Answer:
     except ForetuneError as error:
         return _first_sentence(error)
     later = [phase.allocated_bytes for phase in estimate.phases if phase.phase.endswith(LATER)]
+    first = [phase.allocated_bytes for phase in estimate.phases if not phase.phase.endswith(LATER)]
     return _Figures(
         allocated=estimate.allocated_bytes,
         later_allocated=max(later, default=estimate.allocated_bytes),
+        first_allocated=max(first, default=estimate.allocated_bytes),
         reserved=estimate.reserved_bytes,
         process=estimate.process_bytes,
         interval=Interval(
@@ -196,6 +196,8 @@ def _first_sentence(error: ForetuneError) -> str:
 
 def _prediction(row: Observation, asked: Asked, figures: _Figures) -> Prediction:
     allocated = figures.later_allocated if asked.leaves_out_first else figures.allocated
+    if asked.is_first_batch:
+        allocated = figures.first_allocated
     return Prediction(
         id=row.id,
         source=row.source.name,

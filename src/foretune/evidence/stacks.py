@@ -8,7 +8,17 @@ from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 from foretune.evidence.observations import UNKNOWN, Observation
-from foretune.memory import FORETUNE, MANUAL_LOOP, PROFILES, TRAINER, TRL, StackProfile
+from foretune.memory import (
+    FORETUNE,
+    LITGPT_0_2,
+    LITGPT_0_4,
+    MANUAL_LOOP,
+    PROFILES,
+    TRAINER,
+    TRAINER_4_36,
+    TRL,
+    StackProfile,
+)
 
 __all__ = ["EngineName", "StackChoice", "choose_stack"]
 
@@ -36,6 +46,7 @@ class _Known(NamedTuple):
     transformers: str | None = None
     peft: tuple[str, ...] = ()
     """Releases beside the profile's that are the same to it."""
+    torch: str | None = None
 
 
 _FORETUNE_5_17 = FORETUNE.with_(name="foretune-5.17", torch="2.11", transformers="5.17", rotary_by_product=True)
@@ -49,6 +60,10 @@ _KNOWN = (
     _Known("manual_loop", MANUAL_LOOP),
     _Known("fms_hf_tuning", PROFILES["fms-4.45"], transformers="4.45", peft=("0.12",)),
     _Known("fms_hf_tuning", PROFILES["fms-4.48"], transformers="4.48", peft=("0.12",)),
+    _Known("litgpt", LITGPT_0_2, os="linux", torch="2.1"),
+    _Known("litgpt", LITGPT_0_4, os="linux"),
+    _Known("ms_swift", TRAINER_4_36, os="linux"),
+    _Known("qwen_finetune", TRAINER_4_36, os="linux"),
     _Known("hf_trainer", TRAINER, os="linux"),
     _Known("trl", TRL, os="linux", transformers="5.24"),
     _Known("trl", TRAINER, os="linux"),
@@ -58,11 +73,6 @@ _KNOWN = (
 _TRAINERS = frozenset({"axolotl", "hf_trainer", "llama_factory", "ms_swift", "qwen_finetune", "trl", "unsloth"})
 """Drivers that are Transformers' Trainer underneath."""
 _WITHOUT_AUTOCAST: dict[str, Any] = {"autocast": "none", "converts_outputs": False}
-_TRAINER_ON_TAPE = TRAINER.with_(
-    **_WITHOUT_AUTOCAST, collects_batches=False, splits_decay=False, embeddings_in_32bit=False
-)
-"""As much of Trainer as the estimate has a program for."""
-
 _FUSED = {"fast_rmsnorm": "rmsnorm", "fast_rope": "rope", "fused_lora": "lora"}
 _LOSS_KERNELS = {"triton_ce": "triton", "liger_fused_linear_ce": "liger"}
 
@@ -72,17 +82,18 @@ _LOGITS_NEVER_WHOLE = frozenset({"liger_fused", "cut_cross_entropy"})
 _VERSIONED = ("torch", "transformers", "peft", "bitsandbytes")
 
 
-def choose_stack(row: Observation, engine: EngineName = "estimated") -> StackChoice:
-    """Return the profile of a row's driver, platform and versions, or the nearest one that an engine runs."""
+def choose_stack(row: Observation) -> StackChoice:
+    """Return the profile of a row's driver, platform and versions, or the nearest one."""
     software = row.software
     for known in _KNOWN:
         is_driver = known.driver == software.driver and known.os in (None, software.os)
-        if is_driver and known.transformers in (None, _release(software.transformers)):
+        is_release = known.torch in (None, _release(software.torch))
+        if is_driver and is_release and known.transformers in (None, _release(software.transformers)):
             profile = _as_called(row, known.profile)
             because = [*_other_versions(row, profile, known.peft)]
             break
     else:
-        profile, because = _nearest(row, engine), [f"no profile describes the driver {software.driver}"]
+        profile, because = _nearest(row), [f"no profile describes the driver {software.driver}"]
     if row.training.loss in _LOGITS_NEVER_WHOLE and profile.loss_kernel == "none":
         profile = FORETUNE  # the only one with a loss in chunks
     return StackChoice(profile, (*because, *_other_program(row, profile)))
@@ -91,14 +102,14 @@ def choose_stack(row: Observation, engine: EngineName = "estimated") -> StackCho
 def _as_called(row: Observation, profile: StackProfile) -> StackProfile:
     """Return the profile with what a driver leaves to its caller: autocast, kernels, k-bit preparation."""
     training, kernels = row.training, row.software.kernels
-    if profile.loss == "own":
-        return profile  # our own loop leaves nothing to its caller
+    if profile.loss in ("own", "litgpt"):
+        return profile  # our own loop and litgpt's leave nothing to their caller
     if profile.name.startswith("manual-loop"):
         return profile.with_(autocast=training.autocast) if training.autocast in ("bf16", "fp16") else profile
     changes: dict[str, Any] = {"fused": tuple(name for kernel, name in _FUSED.items() if kernel in kernels)}
     for kernel, name in _LOSS_KERNELS.items():
         changes |= {"loss_kernel": name} if kernel in kernels else {}
-    if profile.collects_batches:
+    if profile.splits_decay:
         changes |= _WITHOUT_AUTOCAST if training.autocast == "none" else {}
         changes |= {"kbit_upcast": "none"} if training.kbit_upcast is False else {}
         changes |= {"checkpoint_form": "reentrant"} if training.gradient_checkpointing == "reentrant" else {}
@@ -109,23 +120,24 @@ def _as_called(row: Observation, profile: StackProfile) -> StackProfile:
     return profile.with_(**changes)
 
 
-def _nearest(row: Observation, engine: EngineName) -> StackProfile:
+def _nearest(row: Observation) -> StackProfile:
     """Foretune's own loop for drivers with a loss of their own, Trainer where it is underneath, and a plain loop around
     Transformers for the others."""
     if row.software.driver in _OWN_LOOPS:
         return FORETUNE
     if row.software.driver in _TRAINERS and row.software.os != "windows":
-        return _TRAINER_ON_TAPE if engine == "estimated" else _as_called(row, TRAINER)
+        return _as_called(row, TRAINER)
     return PROFILES["manual-loop-windows"] if row.software.os == "windows" else MANUAL_LOOP
 
 
 def _other_versions(row: Observation, profile: StackProfile, peft: tuple[str, ...]) -> Iterator[str]:
     """Name libraries whose release is another than the profile's; what is not stated is taken to agree.
 
-    Transformers, whose loop and loader the profile is about, must be stated.
+    Transformers, whose loop and loader the profile is about, must be stated; for litgpt torch, which tells its time.
     """
-    if row.software.transformers is None:
-        yield "its version of transformers is not stated"
+    needed = "transformers" if profile.model_code == "transformers" else "torch"
+    if getattr(row.software, needed) is None:
+        yield f"its version of {needed} is not stated"
     for library in _VERSIONED:
         stated, described = getattr(row.software, library), getattr(profile, library)
         same = (described, *peft) if library == "peft" else (described,)

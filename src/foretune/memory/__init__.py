@@ -20,14 +20,27 @@ from foretune.memory.estimate import (
 )
 from foretune.memory.figures import ESTIMATOR_VERSION
 from foretune.memory.fit import assess_fit, published_quantized_because, sure_budget
-from foretune.memory.stack import FORETUNE, MANUAL_LOOP, PROFILES, TRAINER, TRL, StackProfile
+from foretune.memory.stack import (
+    FORETUNE,
+    LITGPT_0_2,
+    LITGPT_0_4,
+    MANUAL_LOOP,
+    PROFILES,
+    TRAINER,
+    TRAINER_4_36,
+    TRL,
+    StackProfile,
+)
 
 __all__ = [
     "ESTIMATOR_VERSION",
     "FORETUNE",
+    "LITGPT_0_2",
+    "LITGPT_0_4",
     "MANUAL_LOOP",
     "PROFILES",
     "TRAINER",
+    "TRAINER_4_36",
     "TRL",
     "ByteRange",
     "Change",

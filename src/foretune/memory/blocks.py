@@ -347,7 +347,8 @@ def scaled_dot_product_attention(
     Autocast lowers its operands; so does Transformers' wrapper of the flash-attn package
     (modeling_flash_attention_utils.py).
     """
-    autocast = current().autocast
+    tape = current()
+    autocast = tape.autocast
     if autocast is not None or (kernels.is_package and query.dtype == "f32"):
         dtype = autocast.dtype if autocast is not None else "f16"
         query, key, value = to(query, dtype), to(key, dtype), to(value, dtype)
@@ -362,7 +363,7 @@ def scaled_dot_product_attention(
         is_grouped=query.shape[1] != key.shape[1],
         has_mask=mask is not None,
     )
-    current().kernels_run.add(kernel)
+    tape.kernels_run.add(kernel)
     if kernel == "flash":
         return _flash(query, key, value)
     if mask is not None and mask.dtype == "bool":
@@ -372,7 +373,11 @@ def scaled_dot_product_attention(
     if kernel == "efficient":
         return ops.efficient_attention(query, key, value, mask)
     math = _math_attention if kernels.has_safe_softmax else _math_attention_2_6
-    return math(query, key, value, mask, is_grouped)
+    tape.autocast = None  # inside torch's function nothing is cast again
+    try:
+        return math(query, key, value, mask, is_grouped)
+    finally:
+        tape.autocast = autocast
 
 
 def _flash(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -38,6 +38,10 @@ class Modules(NamedTuple):
     kernels: AttentionKernels
     prefix: str
     """Absolute name of the layers up to the index."""
+    model_type: str = ""
+    code: str = "transformers"
+    """Whose modules and of which release (`StackProfile.model_code`)."""
+    is_quantized: bool = False
 
 
 class Decoder:
@@ -58,8 +62,17 @@ class Decoder:
     """Parameters of a layer that the class makes and keeps in fp32 (_keep_in_fp32_modules_strict)."""
     scales_logits: ClassVar[bool] = False
     """The class multiplies or divides its logits by a number (granite, cohere)."""
+    rebinds_embeddings: ClassVar[bool] = False
+    """The dropout's result takes the place of the embeddings, which are not held beside it (phi)."""
+    num_last_alone: ClassVar[int] = 1
+    """Layers at the end that stand for themselves alone: two where the gradient that enters the last layer is handed on
+    in another way (templates.find_stand_ins)."""
     own_activations: ClassVar[frozenset[str]] = frozenset()
     """Activations beyond blocks.ACTIVATIONS: with parameters of their own."""
+    logits_in_32bit: ClassVar[bool] = False
+    """The class hands its logits back in fp32 (mamba2, nemotron_h)."""
+    has_causal_name: ClassVar[bool] = True
+    """The causal class is called ...ForCausalLM, by which Transformers finds its loss."""
     embedding_name: ClassVar[str] = "model.embed_tokens.weight"
     final_norm_name: ClassVar[str] = "model.norm"
 
@@ -92,6 +105,10 @@ class Decoder:
     def embed(self, input_ids: Tensor) -> Tensor:
         return ops.embedding(self.embedding, input_ids)
 
+    def head_weight(self, weight: Tensor) -> Tensor:
+        """The head's weight as the class multiplies with it."""
+        return weight
+
     # -- forward
     def __call__(
         self,
@@ -111,7 +128,7 @@ class Decoder:
             inputs_embeds.needs_grad = True  # enable_input_require_grads: a leaf
         inputs_embeds = self.after_embedding(inputs_embeds)
         cache = Cache() if run.keeps_cache else None
-        position_ids = add_scalar(Tensor((run.sequence_length,), "i64"))
+        position_ids = self.count_positions(run.sequence_length)
         position_ids = unsqueeze(position_ids, 0)
         hidden_states, _position_embeds = self.begin(inputs_embeds, position_ids)
         masks: dict[str, Tensor | None] = {}
@@ -127,6 +144,8 @@ class Decoder:
             inputs_embeds = hidden_states = self.rescaled(inputs_embeds)
         hidden_states, _late_embeds = self.begin_after_masks(hidden_states, position_ids)
         hidden_states = self.after_masks(hidden_states)
+        if self.rebinds_embeddings:
+            inputs_embeds = hidden_states
         tables = self.position_tables(hidden_states, position_ids)
         hidden_states = self.before_layers(hidden_states)
         for i, layer in enumerate(self.layers):
@@ -138,9 +157,14 @@ class Decoder:
                 "position_ids": position_ids,
                 "cache": cache,
             }
-            hidden_states = call(step, hidden_states, **{k: keywords[k] for k in self.keyword_order if k in keywords})
+            outputs = call(step, hidden_states, **{k: keywords[k] for k in self.keyword_order if k in keywords})
+            if type(outputs) is tuple:
+                hidden_states, _attn_weights = outputs
+            else:
+                hidden_states = outputs
             del keywords
             _outputs = hidden_states if self.keeps_outputs else None
+            del outputs
             run.end_layer(i)
         tape.segment("head")
         hidden_states = call(self.norm, hidden_states)
@@ -149,6 +173,10 @@ class Decoder:
     def after_embedding(self, inputs_embeds: Tensor) -> Tensor:
         """What the class does to the embedding's output before anything else."""
         return inputs_embeds
+
+    def count_positions(self, length: int) -> Tensor:
+        """arange, to which the number of cached tokens is added."""
+        return add_scalar(Tensor((length,), "i64"))
 
     def begin(self, inputs_embeds: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return what enters the first layer, and position embeddings that the class's forward holds on to."""
@@ -183,11 +211,12 @@ class Layer:
     mask_kind = "full"
     table_kind = "full"
 
-    forward: Callable[..., Tensor]
-    """Run the layer; each class takes the keywords of its own file."""
+    forward: Callable[..., Any]
+    """Run the layer; each class takes the keywords of its own file. Returns hidden states, or a pair with the attention
+    weights, which the backbone's loop then holds."""
 
     def checkpointed(self, hidden_states: Tensor, **kwargs: Any) -> Any:
-        def run(hidden_states: Tensor) -> Tensor:
+        def run(hidden_states: Tensor) -> Any:
             return self.forward(hidden_states, **kwargs)
 
         return checkpoint(run, hidden_states)
@@ -303,15 +332,15 @@ def _mask_table(b: int, s: int, padding: Tensor | None, has_window: bool) -> Ten
     batch, head = Tensor((b,), "i64"), Tensor((1,), "i64")
     q = add_scalar(Tensor((s,), "i64"))
     kv = add_scalar(Tensor((s,), "i64"))
+    one = Tensor((), "bool") if padding is not None else None
     table = _and_masks(s) if has_window else Tensor((1, 1, s, s), "bool")
     if padding is not None:
-        one = Tensor((), "bool")
         causal = table
         allowed = Tensor((1, 1, s, s), "bool")
-        del causal, one
+        del table, causal, one
         rows, columns = Tensor((b, 1, 1, s), "i64"), Tensor((b, 1, 1, s), "i64")  # made contiguous for the kernel
         index = Tensor((b, 1, 1, s), "bool")
-        del columns, rows
+        del rows, columns
         table = Tensor((b, 1, s, s), "bool")
         del index, allowed
     del batch, head, q, kv

@@ -16,7 +16,7 @@ from foretune.memory.program import record_program
 from foretune.memory.qualify import require_device, require_program
 from foretune.memory.stack import FORETUNE, StackProfile
 from foretune.memory.templates import Recording, Walk
-from foretune.models import ModelShape
+from foretune.models import ModelShape, litgpt_shape
 
 __all__ = [
     "Recorded",
@@ -81,6 +81,8 @@ def record(
     num_updates: int = NUM_UPDATES,
 ) -> tuple[Recording, Facts]:
     """Record the program after checking that there is one; returns it with the counts it was made from."""
+    if stack.model_code != "transformers":
+        shape = litgpt_shape(shape)
     require_program(config, shape, stack)
     stack = stack.on(device)
     if device is not None:

@@ -23,10 +23,19 @@ class StockHead:
     """How many targets the update has, where the loop counts them: the model's loss is a sum divided by it."""
 
     def __init__(
-        self, backbone: Backbone, weight: Tensor, bias: Tensor | None, *, has_softcap: bool, is_scaled: bool = False
+        self,
+        backbone: Backbone,
+        weight: Tensor,
+        bias: Tensor | None,
+        *,
+        has_softcap: bool,
+        is_scaled: bool = False,
+        in_32bit: bool = False,
+        prepared: Callable[[Tensor], Tensor] = lambda weight: weight,
     ) -> None:
+        self.prepared = prepared
         self.backbone, self.weight, self.bias = backbone, weight, bias
-        self.has_softcap, self.is_scaled = has_softcap, is_scaled
+        self.has_softcap, self.is_scaled, self.in_32bit = has_softcap, is_scaled, in_32bit
 
     def __call__(self, input_ids: Tensor, targets: Tensor, phase: str) -> dict[str, Any]:
         """Run the step's forward; `phase` is entered where the head begins."""
@@ -39,9 +48,19 @@ class StockHead:
     def forward(self, input_ids: Tensor, phase: str) -> Tensor:
         """The model's forward without labels."""
         outputs = self.backbone(input_ids)
-        current().enter(phase)
         with current().counted_as("logits and loss"):
-            return self.logits(outputs[0])
+            return self.model_logits(outputs[0], phase)
+
+    def model_logits(self, hidden_states: Tensor, phase: str) -> Tensor:
+        """As the model's forward makes them: some classes hand logits in fp32 back (models/mamba2, nemotron_h)."""
+        if not self.in_32bit:
+            current().enter(phase)
+            return self.logits(hidden_states)
+        return to(self._head(to(hidden_states, self.weight.dtype), phase), "f32")
+
+    def _head(self, hidden_states: Tensor, phase: str) -> Tensor:
+        current().enter(phase)
+        return self.logits(hidden_states)
 
     def logits(self, hidden_states: Tensor) -> Tensor:
         """[..., V], scaled (models/granite/modeling_granite.py) or capped (models/gemma2) where the family does."""
@@ -56,7 +75,7 @@ class StockHead:
 
     def product(self, hidden_states: Tensor) -> Tensor:
         """The head itself."""
-        return linear(hidden_states, self.weight, self.bias)
+        return linear(hidden_states, self.prepared(self.weight), self.bias)
 
 
 class TransformersHead(StockHead):
@@ -65,10 +84,9 @@ class TransformersHead(StockHead):
     def __call__(self, input_ids: Tensor, targets: Tensor, phase: str) -> dict[str, Any]:
         """Run the model's forward with labels."""
         outputs = self.backbone(input_ids)
-        current().enter(phase)
         with current().counted_as("logits and loss"):
             hidden_states = outputs[0]
-            logits = self.logits(hidden_states)
+            logits = self.model_logits(hidden_states, phase)
             loss = self.loss(logits, targets)
         return {"loss": loss, "logits": logits, "cache": outputs[1]}
 

@@ -565,10 +565,16 @@ def addmm(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x @ weight.T (+ bias); leading dimensions are folded by reshape: a copy where x is not contiguous."""
+    """x @ weight.T (+ bias); leading dimensions are folded by reshape: a copy where x is not contiguous. By a frozen
+    weight what cannot be folded is a batch of products, without a copy (LinearAlgebra.cpp, should_fold)."""
     if current().autocast is not None:
         return _in_lower_precision(linear, x, weight, bias)
     rows = x.shape[:-1]
+    folded = (numel(rows), x.shape[-1])
+    if len(rows) == 2 and not weight.needs_grad and view_strides(x.shape, x.strides, folded) is None:
+        w = transposed(weight)
+        out = bmm(x, expand(unsqueeze(w, 0), (rows[0], *w.shape)))
+        return out if bias is None else add_in_place(out, bias)
     if bias is not None:
         flat = reshape(x, (numel(rows), x.shape[-1]))
         out = addmm(bias, flat, transposed(weight))

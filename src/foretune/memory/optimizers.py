@@ -106,7 +106,7 @@ class AdamwForeach(_Optimizer):
             results = _of_each(group, "roots")
             _free_from_the_last(roots, "roots")
             roots = results
-        del results
+            del results
         _free_from_the_last(roots, "roots")
         current().segment("update")
 
@@ -138,6 +138,13 @@ class Adamw8bit(_Optimizer):
             self.maps += [Storage(256 * ITEM_BYTES["f32"]) for _ in range(2)]
         states = [Tensor(p.shape, "u8") for _ in range(2)] if is_on_device else []
         return states + [Tensor((-(-n // 256),), "f32") for _ in range(2)]
+
+
+class PagedAdamw(_Optimizer):
+    """bitsandbytes' PagedAdamW: two fp32 states each; those of 1e5 elements and more live in managed memory."""
+
+    def make_states(self, p: Tensor) -> Any:
+        return () if numel(p.shape) >= PAGED_FROM_ELEMENTS else (Tensor(p.shape, "f32"), Tensor(p.shape, "f32"))
 
 
 class SgdFused(_Optimizer):
@@ -204,12 +211,15 @@ def make_optimizer(
     *,
     undecayed: Collection[int] | None = None,
     in_32bit: Collection[int] = (),
+    pages_adamw: bool = False,
 ) -> Optimizer:
-    """Return the optimizer that the settings name.
+    """Return the optimizer that the settings name; `pages_adamw`: the stack takes the paged one for `adamw`.
 
     `undecayed` are a group of their own, without weight decay; 8-bit optimizers keep fp32 states for those `in_32bit`.
     Both by identity.
     """
+    if pages_adamw and settings.name == "adamw":
+        return PagedAdamw(parameters)
     maps: list[Storage] = []
     if undecayed is None:
         return _one_group(settings, parameters, maps, in_32bit, settings.weight_decay > 0)

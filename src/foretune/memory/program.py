@@ -11,19 +11,21 @@ from foretune.contract import TrainingConfig
 from foretune.memory.adapters import Adapter, DoraLinear, LoraLinear
 from foretune.memory.blocks import Conv1d, Linear, Module
 from foretune.memory.decoder import Decoder, Modules, RunOptions
-from foretune.memory.families import DECODERS
+from foretune.memory.families import decoder_of
+from foretune.memory.families.litgpt import LitGptAdapter
+from foretune.memory.families.litgpt_head import LitGptHead
 from foretune.memory.fused import fuse, keep_products
 from foretune.memory.head import StockHead
 from foretune.memory.kernels import NUM_UPDATES, AttentionKernels
 from foretune.memory.layout import numel
-from foretune.memory.loops import Loop, Prepared, TrainerLoop
+from foretune.memory.loops import Loop, Prepared, TrainerLoop, TrlLoop
 from foretune.memory.losses import make_head
 from foretune.memory.optimizers import has_decay
-from foretune.memory.quantized import Quantizer4bit, Quantizer8bit
+from foretune.memory.quantized import Linear4bit, Quantizer4bit, Quantizer8bit
 from foretune.memory.stack import StackProfile
 from foretune.memory.tape import ITEM_BYTES, Tape, Tensor, recording
 from foretune.memory.templates import EMPTY, Recording, StandIns, find_stand_ins
-from foretune.models import LayerKind, ModelShape, ParameterSpec, Projection
+from foretune.models import OUTSIDE, LayerKind, ModelShape, ParameterSpec, Projection
 
 __all__ = ["TAPE_DTYPES", "record_program", "record_tape"]
 
@@ -45,7 +47,9 @@ def record_program(
     last): the others repeat the middle one.
     """
     is_plain = stack.loss == "own" and config.loss != "liger"
-    num_last = 1 if is_plain and not shape.traits.has_parallel_residual else 2
+    num_last = decoder_of(shape).num_last_alone
+    if not is_plain or shape.traits.has_parallel_residual:
+        num_last = max(num_last, 2)
     stand_ins = find_stand_ins(_signatures(shape), num_last=num_last)
     tape = record_tape(config, shape, stack, kernels, adapted, stand_ins, num_updates=num_updates)
     return Recording.of(tape, stand_ins)
@@ -79,6 +83,7 @@ def _signatures(shape: ModelShape) -> list[object]:
             kind_of[i],
             t.sliding_layers[i] if t.sliding_layers else False,
             t.rotary_layers[i] if t.rotary_layers else True,
+            t.rotary_bases[i] if t.rotary_bases else None,
         )
         for i in range(shape.num_layers)
     ]
@@ -132,7 +137,7 @@ class _Run:
         """The recorded model's parameters in module order."""
         quantizes = self.config.quantization is not None
         kind_of = {layer: kind for kind in self.shape.kinds for layer in kind.layers}
-        out = [_Named(spec.name, None, spec, False) for spec in self.shape.before]
+        out = [_Named(spec.name, None, spec, quantizes and spec.role == "linear") for spec in self.shape.before]
         for layer in self.layers:
             prefix = f"{self.shape.layer_prefix}{layer}."
             out += [
@@ -153,13 +158,14 @@ class _Run:
             tape.segment("load", layer)
             if is_quantized:
                 assert self.quantizer is not None
-                self.quantized[name] = self.quantizer.load(spec.shape, self._dtype_of(spec))
+                packed_from = "f16" if self.shape.code == "litgpt" else self._dtype_of(spec)
+                self.quantized[name] = self.quantizer.load(spec.shape, packed_from)
             else:
                 self.parameters[name] = Tensor(
                     spec.shape, self._dtype_of(spec), needs_grad=is_full and not spec.is_frozen
                 )
         self.buffers: dict[str, Tensor] = {}
-        family = DECODERS[self.shape.model_type]
+        family = decoder_of(self.shape)
         kind_of = {layer: kind for kind in self.shape.kinds for layer in kind.layers}
         for layer in self.layers:
             for name, size, dtype in _layer_buffers(family, self.shape, kind_of[layer], self.dtype):
@@ -170,7 +176,7 @@ class _Run:
             self.buffers[name] = Tensor(size, dtype)
 
     def _dtype_of(self, spec: ParameterSpec) -> str:
-        is_kept = spec.name in DECODERS[self.shape.model_type].parameters_in_32bit
+        is_kept = spec.name in decoder_of(self.shape).parameters_in_32bit
         return "f32" if is_kept else self.dtype
 
     def _quantizer(self) -> Quantizer4bit | Quantizer8bit | None:
@@ -186,7 +192,7 @@ class _Run:
         """caching_allocator_warmup (transformers/modeling_utils.py): parameters at their packed size, and buffers."""
         settings = self.config.quantization
         per_byte = 1 if settings is not None and settings.scheme == "int8" else 2
-        family = DECODERS[self.shape.model_type]
+        family = decoder_of(self.shape)
         buffers = family.buffers(self.shape.traits, self.dtype)
         for kind in self.shape.kinds:
             buffers += _layer_buffers(family, self.shape, kind, self.dtype) * len(kind.layers)
@@ -209,7 +215,9 @@ class _Run:
         lora = config.lora
         kind_of = {layer: kind for kind in self.shape.kinds for layer in kind.layers}
         tape.component = "adapters"
-        for layer in self.layers:
+        if self.shape.code == "litgpt":
+            self._adapt_litgpt(adapted, lora.rank)
+        for layer in self.layers if self.shape.code == "transformers" else ():
             here = {f"{projection.name}.weight": projection for projection in adapted if layer in projection.layers}
             for projection in [here[spec.name] for spec in kind_of[layer].parameters if spec.name in here]:
                 tape.segment("adapters", self.index_of[layer])
@@ -225,6 +233,19 @@ class _Run:
         tape.component = "weights"
         tape.segment("adapters end")
 
+    def _adapt_litgpt(self, adapted: tuple[Projection, ...], rank: int) -> None:
+        """One pair of matrices for each linear layer, whose parts may be enabled one by one."""
+        for layer in (OUTSIDE, *self.layers):
+            modules: dict[str, list[Projection]] = {}
+            for projection in adapted:
+                if layer in projection.layers:
+                    modules.setdefault(projection.part_of or projection.name, []).append(projection)
+            for module, parts in modules.items():
+                self.tape.segment("adapters", self.index_of.get(layer))
+                name = module if layer == OUTSIDE else f"{self.shape.layer_prefix}{layer}.{module}"
+                widths, is_fused = tuple(part.out_features for part in parts), parts[0].part_of is not None
+                self.adapters[name] = LitGptAdapter(parts[0].in_features, widths, rank, self.dtype, is_fused=is_fused)
+
     def _save_modules(self, names: tuple[str, ...]) -> None:
         """PEFT trains a copy of each module whose name ends so, and keeps the original (ModulesToSaveWrapper)."""
         if not names:
@@ -234,7 +255,7 @@ class _Run:
                 self.tape.segment("saved", layer)
                 self._copy(self.parameters, name, needs_grad=True)
                 self.saved.add(name)
-                if "embed_scale" in self.buffers and name == DECODERS[self.shape.model_type].embedding_name:
+                if "embed_scale" in self.buffers and name == decoder_of(self.shape).embedding_name:
                     self._copy(self.buffers, "embed_scale")
         self.tape.segment("saved end")
 
@@ -250,9 +271,10 @@ class _Run:
             self.tape.segment(kind, self._index_in(name))
             adapter.cast(dtype)
 
-    def _index_in(self, name: str) -> int:
-        """Return the index of the recorded layer that a module belongs to."""
-        return self.index_of[int(name.removeprefix(self.shape.layer_prefix).split(".", 1)[0])]
+    def _index_in(self, name: str) -> int | None:
+        """Return the index of the recorded layer that a module belongs to; None: it is outside the layers."""
+        inside = name.removeprefix(self.shape.layer_prefix)
+        return None if inside == name else self.index_of[int(inside.split(".", 1)[0])]
 
     def _prepare_kbit(self) -> None:
         """prepare_model_for_kbit_training (peft/utils/other.py), and what TRL turns back after it."""
@@ -280,8 +302,11 @@ class _Run:
             attention="eager" if self.config.attention == "eager" else "sdpa",
             kernels=kernels,
             prefix=self.shape.layer_prefix,
+            model_type=self.shape.model_type,
+            code=self.stack.model_code,
+            is_quantized=self.config.quantization is not None,
         )
-        decoder = DECODERS[self.shape.model_type](modules)
+        decoder = decoder_of(self.shape)(modules)
         fuse(decoder, self.stack)
         if self.config.gradient_checkpointing and self.shape.model_type in self.stack.caches_though_checkpointed:
             keep_products(decoder, self.products)
@@ -295,21 +320,34 @@ class _Run:
         if f"{name}.weight" not in self.quantized:
             return plain(self.parameters[f"{name}.weight"], bias)
         assert self.quantizer is not None
-        return self.quantizer.linear(self.quantized[f"{name}.weight"], bias)
+        layer = self.quantizer.linear(self.quantized[f"{name}.weight"], bias)
+        if self.shape.code == "litgpt" and isinstance(layer, Linear4bit):
+            layer.keeps_input = True
+        return layer
 
     def _linear(self, name: str, plain: Callable[..., Module] = Linear) -> Module:
         base, lora = self._base(name, plain), self.config.lora
         if lora is None or name not in self.adapters:
             return base
+        adapter = self.adapters[name]
+        if isinstance(adapter, LitGptAdapter):
+            return adapter.around(base, lora.dropout, self.shape.traits, self.stack.model_code)
         layer = DoraLinear if lora.use_dora else LoraLinear
-        return layer(base, self.adapters[name], lora.dropout)
+        return layer(base, adapter, lora.dropout)
 
-    def _make_head(self, options: RunOptions) -> StockHead:
+    def _make_head(self, options: RunOptions) -> StockHead | LitGptHead:
+        decoder, has_softcap = self.decoder, self.shape.traits.final_softcap is not None
+        if self.shape.code == "litgpt":
+            return LitGptHead(
+                lambda input_ids: decoder(input_ids, options),
+                self._linear("lm_head"),
+                is_chunked=self.config.lora is not None,
+                has_softcap=has_softcap,
+            )
         weight = self.decoder.embedding
         if not self.shape.tied_embeddings:
             weight = next(self.parameters[spec.name] for spec in self.shape.after if spec.role == "head")
         bias = next((self.parameters[s.name] for s in self.shape.after if s.name.endswith("lm_head.bias")), None)
-        decoder, has_softcap = self.decoder, self.shape.traits.final_softcap is not None
         return make_head(
             self.config.loss,
             self.stack,
@@ -319,6 +357,8 @@ class _Run:
             bias,
             has_softcap=has_softcap,
             is_scaled=decoder.scales_logits,
+            in_32bit=decoder.logits_in_32bit,
+            prepared=decoder.head_weight,
         )
 
     def _trainable(self) -> Iterable[tuple[int | None, Tensor]]:
@@ -335,8 +375,9 @@ class _Run:
         """Run the updates by the stack's loop."""
         self.loop.train(num_updates)
 
-    def _make_loop(self, options: RunOptions, head: StockHead) -> Loop:
-        kind = TrainerLoop if self.stack.collects_batches else Loop
+    def _make_loop(self, options: RunOptions, head: StockHead | LitGptHead) -> Loop:
+        trainer = TrlLoop if self.stack.loss_kernel == "trl" else TrainerLoop
+        kind = trainer if self.stack.collects_batches else Loop
         named = [(self.parameters[n.name], n.spec) for n in self.order if n.name in self.parameters]
         prepared = Prepared(
             head=head,
@@ -347,6 +388,7 @@ class _Run:
             num_standing_for=self.num_standing_for,
             # some 50 nested Python nodes: bitsandbytes' function, 8 layers and more
             is_deep=self.config.quantization is not None and self.shape.num_layers > 7,
+            shifts_labels=self.decoder.has_causal_name,
             products=self.products,
         )
         return kind(self.config, self.stack, prepared)

@@ -10,7 +10,7 @@ from foretune.memory.families import DECODERS
 from foretune.memory.stack import StackProfile
 from foretune.models import ModelShape
 
-__all__ = ["REFUSED_SETTINGS", "require_device", "require_program", "setting_problems"]
+__all__ = ["REFUSED_SETTINGS", "class_problems", "require_device", "require_program", "setting_problems"]
 
 
 class _Refusal(NamedTuple):
@@ -26,7 +26,12 @@ class _Refusal(NamedTuple):
 
 REFUSED_SETTINGS = (
     _Refusal("device", "cpu", "the memory of a run on the CPU", "Set device: cuda."),
-    _Refusal("batch.packing", True, "a batch of packed rows", "Set batch.packing: false."),
+    _Refusal(
+        "batch.packing",
+        True,
+        "a batch of packed rows (kept apart by a mask or by the kernel: the runtime has not settled which)",
+        "Set batch.packing: false.",
+    ),
 )
 """Each is refused by `estimate`, and by `trace` too unless it says so."""
 
@@ -43,7 +48,7 @@ _UNTRACED = frozenset(
         # loops over tokens, where a GPU has a kernel
         "falcon_mamba", "jamba", "mamba", "recurrent_gemma",
         # no class in Transformers
-        "internlm2", "kimi_k2", "mimo", "minicpm",
+        "baichuan", "chatglm", "internlm2", "kimi_k2", "mimo", "minicpm", "qwen",
         # no causal class for the whole of text and images
         "idefics3", "kimi_k25", "mistral3", "paligemma", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe",
         "smolvlm", "step3p7",
@@ -56,6 +61,10 @@ _UNTRACED = frozenset(
 def require_program(config: TrainingConfig, shape: ModelShape, stack: StackProfile) -> None:
     """Raise UnsupportedError for everything about a request whose program is not written, all at once."""
     problems = [*setting_problems(config, stack, "estimated"), *_shape_problems(config, shape)]
+    problems += class_problems(shape, stack)
+    if stack.loss_kernel == "trl" and shape.count("experts"):
+        text = f"{shape.id}: the routers' loss that the stack {stack.name} adds is not estimated yet."
+        problems.append(Problem(text, "Trace it, or choose a dense model.", None, "model.id"))
     if problems:
         raise UnsupportedError.of(problems)
 
@@ -75,6 +84,7 @@ def setting_problems(config: TrainingConfig, stack: StackProfile, verb: str) -> 
     if config.loss != "stock" and stack.loss != "own":
         text = f"loss is {config.loss}: the stack {stack.name} has a loss of its own."
         problems.append(Problem(text, "Set loss: stock, or take the stack foretune.", None, "loss"))
+    problems += _litgpt_problems(config, stack, verb) if stack.model_code != "transformers" else []
     lora = config.lora
     is_4bit = config.quantization is not None and config.quantization.scheme == "nf4"
     if lora is not None and lora.use_dora and is_4bit and not stack.copies_code_tables:
@@ -83,9 +93,52 @@ def setting_problems(config: TrainingConfig, stack: StackProfile, verb: str) -> 
     return problems
 
 
+def _litgpt_problems(config: TrainingConfig, stack: StackProfile, verb: str) -> list[Problem]:
+    """litgpt has its own model classes, and what it leaves no choice about."""
+    if verb == "traced":
+        text = f"The stack {stack.name} runs litgpt's own model classes, which are not traced."
+        return [Problem(text, f"`foretune estimate --stack {stack.name}` has their program.", None, None)]
+    wrong: list[tuple[str, str, str]] = []
+    if config.gradient_checkpointing:
+        wrong.append(("gradient_checkpointing", "true: litgpt checkpoints nothing on one device", "false"))
+    if config.attention != "sdpa":
+        wrong.append(("attention", f"{config.attention}: litgpt calls torch's, or its own for capped scores", "sdpa"))
+    precision = config.precision
+    if config.lora is not None and precision.adapter_dtype != precision.dtype:
+        own = f"{precision.adapter_dtype}: litgpt's adapters have the format of its weights"
+        wrong.append(("precision.adapter_dtype", own, precision.dtype))
+    lora = config.lora
+    if lora is not None and lora.use_dora:
+        wrong.append(("lora.use_dora", "true: litgpt has none", "false"))
+    if lora is not None and lora.modules_to_save:
+        wrong.append(("lora.modules_to_save", "set: litgpt trains adapters alone", "[]"))
+    if config.quantization is not None and config.quantization.scheme != "nf4":
+        what = f"{config.quantization.scheme}: litgpt's base of that kind is not estimated yet"
+        wrong.append(("quantization.scheme", what, "nf4"))
+    if config.quantization is not None and config.optimizer.name != "adamw":
+        name = f"{config.optimizer.name}: under a quantized base litgpt takes bitsandbytes' paged AdamW"
+        wrong.append(("optimizer.name", name, "adamw"))
+    return [Problem(f"{field} is {what}.", f"Set {field}: {to}.", None, field) for field, what, to in wrong]
+
+
+def class_problems(shape: ModelShape, stack: StackProfile) -> list[Problem]:
+    """Say where a model's class was another one in the stack's Transformers.
+
+    Up to 4.57 experts were linear layers of their own, which are quantized and adapted; today's are stacked.
+    """
+    is_older = stack.model_code == "transformers" and int(stack.transformers.split(".")[0]) < 5
+    if not (is_older and shape.count("experts")):
+        return []
+    text = (
+        f"{shape.id}: its experts are stacked today; in Transformers {stack.transformers} they were layers of "
+        "their own, and that class is not here to be run."
+    )
+    return [Problem(text, "Choose a dense model, or a stack of today.", None, "model.id")]
+
+
 def _shape_problems(config: TrainingConfig, shape: ModelShape) -> list[Problem]:
     family, traits = shape.model_type, shape.traits
-    if family not in DECODERS:
+    if shape.code == "transformers" and family not in DECODERS:
         text = f"{shape.id}: the memory of {family} models is not estimated yet."
         hint = f"Families that are: {', '.join(sorted(DECODERS))}. `foretune models show` counts this one."
         if family not in _UNTRACED:
@@ -112,6 +165,10 @@ def _shape_problems(config: TrainingConfig, shape: ModelShape) -> list[Problem]:
     if traits.num_heads and traits.num_kv_heads and traits.num_heads % traits.num_kv_heads:
         text = f"{shape.id}: {traits.num_heads} heads cannot share {traits.num_kv_heads} key/value heads evenly."
         problems.append(Problem(text, "Check num_attention_heads and num_key_value_heads.", None, "model.id"))
+    width = (traits.num_heads or 0) * (traits.head_dim or 0)
+    if family in ("bitnet", "helium") and width != traits.hidden_size:
+        text = f"{shape.id}: {family} needs heads that together are as wide as the model: {width} is not "
+        problems.append(Problem(f"{text}{traits.hidden_size}.", "Check head_dim and hidden_size.", None, "model.id"))
     if family == "falcon" and config.quantization is not None and _has_biases(shape):
         text = f"{shape.id}: Falcon adds in place to a 4-bit layer's output with bias, which torch's autograd forbids."
         problems.append(Problem(text, "Choose lora without quantization.", None, "quantization"))

@@ -38,6 +38,8 @@ class Linear4bit:
         self.weight, self.bias = weight, bias
         self.compute_dtype, self.is_nested = compute_dtype, is_nested
         self.has_gemm_4bit = has_gemm_4bit
+        self.keeps_input = False
+        """The node keeps its input for as long as the graph lives (bitsandbytes up to 0.42: ctx.tensors = (A, B))."""
 
     def __call__(self, x: Tensor) -> Tensor:
         dtype, bias = x.dtype, self.bias
@@ -50,7 +52,9 @@ class Linear4bit:
     def _product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """MatMul4Bit (bitsandbytes/autograd/_functions.py)."""
 
-        def formula(grads: Grads, node: Node) -> Grads:
+        kept = x.detach() if self.keeps_input else None
+
+        def formula(grads: Grads, node: Node, _kept: Tensor | None = kept) -> Grads:
             grad = grads[0]
             assert grad is not None
             weight = to(self.dequantize(), grad.dtype)

@@ -37,13 +37,21 @@ __all__ = [
 
 # ------------------------------------------------------------------ views
 def split(t: Tensor, sizes: Sequence[int], dim: int) -> list[Tensor]:
-    """split or chunk of any dimension: views of one node; backward concatenates the gradients (n*s, contiguous)."""
-    full, dtype = t.shape, t.dtype
-    node = node_for(lambda grads, node: (Tensor(full, dtype),), t)
+    """split or chunk of any dimension: views of one node; backward concatenates the gradients (n*s, contiguous, or
+    channels last if all are)."""
+    full = t.shape
+    node = node_for(lambda grads, node: (_joined(full, grads),), t)
     out = [t.view_as(_with(full, dim, size), t.strides) for size in sizes]
     if node:
         node.num_outputs = len(out)
     return [attach(node, one, number) for number, one in enumerate(out)]
+
+
+def _joined(shape: Shape, grads: Grads) -> Tensor:
+    """cat (aten/src/ATen/native/TensorShape.cpp, compute_output_memory_format); what has no gradient is zeros."""
+    is_channels_last = all(grad is not None and _is_channels_last(grad) for grad in grads)
+    dtype = next(grad.dtype for grad in grads if grad is not None)
+    return Tensor(shape, dtype, _channels_last(shape) if is_channels_last else None)
 
 
 def squeeze(t: Tensor, dim: int) -> Tensor:

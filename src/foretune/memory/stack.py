@@ -17,7 +17,20 @@ RECENT_CUBLAS_BYTES = 32 << 20
 FEWER_THREADS = {"7.5": 1024, "8.6": 1536, "8.7": 1536, "8.9": 1536, "12.0": 1536, "12.1": 1536}
 """Threads of a multiprocessor where they are not 2,048 (CUDA programming guide, compute capabilities)."""
 
-__all__ = ["FMS_4_45", "FMS_4_48", "FORETUNE", "MANUAL_LOOP", "PROFILES", "TRAINER", "TRL", "StackProfile"]
+__all__ = [
+    "FMS_4_45",
+    "FMS_4_48",
+    "FORETUNE",
+    "LITGPT",
+    "LITGPT_0_2",
+    "LITGPT_0_4",
+    "MANUAL_LOOP",
+    "PROFILES",
+    "TRAINER",
+    "TRAINER_4_36",
+    "TRL",
+    "StackProfile",
+]
 
 
 class StackProfile(Value, frozen=True, kw_only=True):
@@ -31,6 +44,10 @@ class StackProfile(Value, frozen=True, kw_only=True):
     peft: str = "0.21"
     bitsandbytes: str = "0.50"
     platform: Literal["linux", "windows"] = "linux"
+    model_code: Literal["transformers", "litgpt 0.2", "litgpt 0.4", "litgpt 0.5"] = "transformers"
+    """Whose model classes, adapters and loss run. litgpt: its own GPT class, built on the device in the format of the
+    weights, without checkpointing on one device; a quantized base has all linear layers in 4 bits, packed from fp16
+    (lightning/fabric/plugins/precision/bitsandbytes.py), and a paged 32-bit AdamW."""
     # -- loading
     has_warmup_block: bool = False
     """Transformers' loader first allocates one block of the model's packed size (caching_allocator_warmup)."""
@@ -54,9 +71,10 @@ class StackProfile(Value, frozen=True, kw_only=True):
     """Without checkpointing a DynamicCache is filled (use_cache is left on)."""
     passes_mask: bool = False
     """An attention mask of ones goes with every batch."""
-    loss: Literal["own", "transformers", "transformers 4.48", "transformers 4.45"] = "own"
-    """Whose cross-entropy: ours (shifted targets come with the batch) or the model's: of Transformers 5; of 4.46 to
-    4.48, where logits are shifted, which copies them, and the loss makes them fp32; up to 4.45, where the model does.
+    loss: Literal["own", "transformers", "transformers 4.48", "transformers 4.45", "litgpt"] = "own"
+    """Whose cross-entropy: ours (shifted targets come with the batch), litgpt's in chunks, or the model's: of
+    Transformers 5; of 4.46 to 4.48, where logits are shifted, which copies them, and the loss makes them fp32; up to
+    4.45, where the model does.
     """
     loss_kernel: Literal["none", "triton", "liger", "trl"] = "none"
     """A kernel in the place of torch's cross-entropy: Triton's writes over full logits, Liger's never has them, TRL's
@@ -256,7 +274,73 @@ TRL = TRAINER.with_(name="trl", kbit_upcast="none", loss_kernel="trl", casts_ada
 """TRL 1.16's SFTTrainer, which is a Trainer: its own loss in tiles, no k-bit preparation, adapters of a 4-bit base in
 bf16. It loads models in fp32 unless a dtype is asked for, and checkpointing is on unless switched off."""
 
+TRAINER_4_36 = TRAINER.with_(
+    name="trainer-4.36",
+    torch="2.1",
+    transformers="4.36",
+    peft="0.7",
+    bitsandbytes="0.41",
+    has_warmup_block=False,
+    load_order="module",
+    copies_code_tables=False,
+    empties_cache=False,
+    loss="transformers 4.45",
+    losses_without_upcast=("baichuan", "qwen"),
+    collects_batches=False,
+    embeddings_in_32bit=False,
+    has_gemm_4bit=False,
+    rotary_by_product=True,
+    checkpoint_form="reentrant",
+    has_safe_softmax=False,
+    prefers_cudnn=False,
+    has_flash_package=True,
+    flash_repeats_heads_of=("mistral",),
+)
+"""Trainer of 2023 under scripts of that time (ms-swift 1.x's sft, Qwen's finetune.py): bf16 autocast over weights in
+bf16, reentrant checkpointing, flash-attn, adapters in the format of the base, as PEFT made them up to 0.11."""
+
+LITGPT = StackProfile(
+    name="litgpt",
+    torch="2.4",
+    transformers="none",
+    peft="none",
+    bitsandbytes="0.42",
+    model_code="litgpt 0.5",
+    copies_code_tables=False,
+    empties_cache=False,
+    loss="litgpt",
+    holds_outputs="into the next forward",
+    has_triton=False,
+    has_gemm_4bit=False,
+    has_safe_softmax=False,
+    prefers_cudnn=False,
+)
+"""litgpt 0.5's `finetune` and `finetune_full` on one device with `--precision bf16-true`: its own models and adapters
+(litgpt/model.py, lora.py), built on the device; outputs handed on in fp32; nothing is checkpointed or clipped.
+Under a quantized base the embedding is bitsandbytes' StableEmbedding, which has gradients that no optimizer takes, and
+the old one lives on in the optimizer."""
+
+LITGPT_0_4 = LITGPT.with_(name="litgpt-0.4", torch="2.3", model_code="litgpt 0.4")
+"""litgpt 0.4 (its last, 0.4.13): embeddings stay as they are under a quantized base."""
+
+LITGPT_0_2 = LITGPT.with_(name="litgpt-0.2", torch="2.1", bitsandbytes="0.41", model_code="litgpt 0.2")
+"""litgpt 0.2, the first that was published, on torch 2.1 and bitsandbytes 0.41: norms cast before they scale, and the
+adapter of the fused projection is padded in a copy."""
+
 PROFILES: dict[str, StackProfile] = {
     profile.name: profile
-    for profile in (FORETUNE, MANUAL_LOOP, MANUAL_LOOP_5_0, MANUAL_LOOP_WINDOWS, FMS_4_48, FMS_4_45, TRAINER, TRL)
+    for profile in (
+        FORETUNE,
+        MANUAL_LOOP,
+        MANUAL_LOOP_5_0,
+        MANUAL_LOOP_WINDOWS,
+        FMS_4_48,
+        FMS_4_45,
+        TRAINER,
+        TRAINER_4_36,
+        TRL,
+        LITGPT,
+        LITGPT_0_4,
+        LITGPT_0_2,
+    )
 }

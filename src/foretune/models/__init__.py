@@ -5,10 +5,11 @@ says where a LoRA goes. Nothing here needs torch, Transformers or weights.
 """
 
 from foretune.models.catalogue import ModelEntry, list_models
-from foretune.models.families import known_model_types, shape_from_config
+from foretune.models.families import WITHOUT_CLASS, known_model_types, shape_from_config
 from foretune.models.families.registry import REMOTE_CODE_TYPES
+from foretune.models.litgpt import LITGPT_TYPES, litgpt_shape
 from foretune.models.resolve import resolve_config, resolve_model
-from foretune.models.shape import DecoderTraits, LayerKind, ModelShape, ParameterSpec, Projection
+from foretune.models.shape import OUTSIDE, DecoderTraits, LayerKind, ModelShape, ParameterSpec, Projection
 from foretune.models.targets import (
     SCOPES,
     adapted_params,
@@ -19,8 +20,11 @@ from foretune.models.targets import (
 )
 
 __all__ = [
+    "LITGPT_TYPES",
+    "OUTSIDE",
     "REMOTE_CODE_TYPES",
     "SCOPES",
+    "WITHOUT_CLASS",
     "DecoderTraits",
     "LayerKind",
     "ModelEntry",
@@ -30,6 +34,7 @@ __all__ = [
     "adapted_params",
     "known_model_types",
     "list_models",
+    "litgpt_shape",
     "lora_parameters",
     "quantizable_params",
     "resolve_config",

@@ -13,7 +13,10 @@ from msgspec import Meta
 
 from foretune.values import Value
 
-__all__ = ["DecoderTraits", "LayerKind", "ModelShape", "ParameterSpec", "Projection"]
+__all__ = ["OUTSIDE", "DecoderTraits", "LayerKind", "ModelShape", "ParameterSpec", "Projection"]
+
+OUTSIDE = -1
+"""The layer of a projection that stands outside the stack: litgpt's head."""
 
 Size = Annotated[int, Meta(ge=0, lt=1 << 62)]
 _WITHOUT_SDPA = frozenset({"bloom", "gemma2", "gpt_neo", "gpt_oss", "granite_swa", "mimo_v2_flash", "mpt", "xglm"})
@@ -67,6 +70,10 @@ class Projection(Value, frozen=True, kw_only=True):
     """An `nn.Linear`; GPT-2's Conv1D is not."""
     layers: tuple[int, ...]
     """The layers that have it."""
+    other_names: tuple[str, ...] = ()
+    """Names under which it can be targeted too (litgpt's parts, by what Transformers calls them)."""
+    part_of: str | None = None
+    """The linear layer that holds it, where it is a part of one; the adapters of its parts are one pair of matrices."""
 
 
 class DecoderTraits(Value, frozen=True, kw_only=True):
@@ -83,6 +90,8 @@ class DecoderTraits(Value, frozen=True, kw_only=True):
     """Width of the rotated part of a head; None: no rotary embedding."""
     rotary_layers: tuple[bool, ...] = ()
     """Where some layers go without rotary embedding (SmolLM3, Cohere2): True for the layers that have it."""
+    rotary_bases: tuple[float, ...] = ()
+    """Base of each layer's rotary embedding, where the config states them; 0: none (Granite SWA)."""
     sliding_window: Size | None = None
     sliding_layers: tuple[bool, ...] = ()
     """For each layer whether it attends only within the window; empty: none does."""
@@ -114,16 +123,24 @@ class DecoderTraits(Value, frozen=True, kw_only=True):
     """Dropout that the config itself asks for in training (GPT-2: 0.1), apart from LoRA's."""
     attention_dropout: float = 0.0
     residual_dropout: float = 0.0
+    has_expert_bias: bool = False
+    """A correction is added to the scores by which LFM2 chooses experts."""
     mixer_groups: Size | None = None
     """Groups of heads that share B and C in a Mamba 2 mixer; key heads of a gated delta net."""
     mixer_width: Size | None = None
     """Width of all heads of a Mamba 2 mixer together."""
+    mixer_projection: Size | None = None
+    """Width of a Mamba 2 mixer's input projection."""
+    norms_before_gate: bool = False
+    """A Mamba 2 mixer's norm comes before its gate (Falcon H1)."""
     mixer_chunk: Size | None = None
     """Tokens of one chunk of a Mamba 2 mixer's scan, or of a block of lightning attention."""
     activation_dropout: float = 0.0
     """Dropout between the MLP's layers (XGLM)."""
     keeps_normed_residual: bool = False
     """The residual is what the norm gives (Bloom's `apply_residual_connection_post_layernorm`)."""
+    has_final_norm: bool = True
+    """A norm stands after the last layer (not in every OPT)."""
     norms_last: bool = False
     """Norms stand after attention and MLP instead of before (OPT without `do_layer_norm_before`)."""
 
@@ -135,6 +152,8 @@ class ModelShape(Value, frozen=True, kw_only=True):
     """The id or path it was asked for by."""
     model_type: str
     """Transformers' `model_type` of the language model (`text_config` where it is nested)."""
+    code: Literal["transformers", "litgpt"] = "transformers"
+    """Whose modules the parameters are named and laid out by."""
     source: str
     """Where the config came from: `catalogue`, `file`, `cache` or `hub`."""
     revision: str | None = None
@@ -153,6 +172,8 @@ class ModelShape(Value, frozen=True, kw_only=True):
     """Together they cover every layer once."""
     after: tuple[ParameterSpec, ...]
     """Parameters held after the layers; a tied head is not listed."""
+    adaptable: tuple[Projection, ...] = ()
+    """What adapters see, where that is not the linear layers of the stack."""
     tower_params: Size = 0
     """Parameters outside the language model (vision, audio, projector), in all."""
     published_only_as: str | None = None
@@ -180,7 +201,8 @@ class ModelShape(Value, frozen=True, kw_only=True):
     @property
     def refuses_sdpa(self) -> bool:
         """Whether Transformers has no sdpa for it: its class writes out its attention scores, or this one caps them."""
-        return self.model_type in _WITHOUT_SDPA or self.traits.attention_softcap is not None
+        writes_out = self.model_type in _WITHOUT_SDPA or self.traits.attention_softcap is not None
+        return self.code == "transformers" and writes_out
 
     def parameters(self) -> Iterator[tuple[int | None, ParameterSpec]]:
         """Yield (layer or None, parameter) in module order, once for every layer."""

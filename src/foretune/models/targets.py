@@ -7,7 +7,7 @@ Names match as PEFT matches them: exactly, or as the end of a dotted module path
 from collections.abc import Callable, Iterable, Sequence
 
 from foretune.errors import ConfigError, Problem
-from foretune.models.shape import ModelShape, ParameterSpec, Projection
+from foretune.models.shape import OUTSIDE, ModelShape, ParameterSpec, Projection
 
 __all__ = [
     "SCOPES",
@@ -46,7 +46,7 @@ def resolve_targets(
     """
     projections = tuple(p for p in _adaptable(shape) if not _is_saved(p.name, modules_to_save))
     if isinstance(targets, str) and targets in SCOPES:
-        found = tuple(p for p in projections if _SCOPE_OF[targets](p.name))
+        found = tuple(p for p in projections if _SCOPE_OF[targets](p.name) and p.layers != (OUTSIDE,))
         if not found:
             raise _nothing(shape, f"The scope {targets!r} matches no linear layer of {shape.id}.", None)
         return found
@@ -61,6 +61,8 @@ def resolve_targets(
 
 
 def _adaptable(shape: ModelShape) -> tuple[Projection, ...]:
+    if shape.adaptable:
+        return shape.adaptable
     if shape.model_type not in _WITHOUT_OUT_PROJ:
         return shape.projections
     return tuple(p for p in shape.projections if p.name.rpartition(".")[2] != "out_proj")
@@ -82,6 +84,8 @@ def _within(projection: Projection, layers: set[int]) -> Projection:
         has_bias=projection.has_bias,
         is_quantizable=projection.is_quantizable,
         layers=tuple(sorted(layers)),
+        other_names=projection.other_names,
+        part_of=projection.part_of,
     )
 
 
@@ -89,7 +93,7 @@ def _matching(shape: ModelShape, projections: Sequence[Projection], name: str) -
     """Map positions in `projections` to the layers in which the full module path ends in `name`."""
     found: dict[int, set[int]] = {}
     for position, projection in enumerate(projections):
-        if _ends(projection.name, name):
+        if _ends(projection.name, name) or name.rpartition(".")[2] in projection.other_names:
             found[position] = set(projection.layers)
         elif name.endswith("." + projection.name):
             layers = {
@@ -183,7 +187,7 @@ def lora_parameters(projections: Iterable[Projection], rank: int) -> int:
 
     A linear layer of shape (out, in) gains A of shape (r, in) and B of shape (out, r), so each adds r * (in + out),
     once for every layer that has it. Hu et al. 2021, section 4.1. Leaves out: biases, DoRA magnitudes and
-    `modules_to_save`.
+    `modules_to_save`. In parts of one layer (litgpt) it is the same sum: each part has rows of A and of B.
     """
     return sum(rank * (p.in_features + p.out_features) * len(p.layers) for p in projections)
 
@@ -194,8 +198,9 @@ def adapted_params(projections: Iterable[Projection]) -> int:
 
 
 def quantizable_params(shape: ModelShape) -> int:
-    """Count the weights that 4-bit quantization reaches: `nn.Linear` inside layers; no Conv1D, no stacked experts."""
-    return sum(len(kind.layers) * p.num_elements for kind in shape.kinds for p in kind.parameters if p.role == "linear")
+    """Count the weights that 4-bit quantization reaches: `nn.Linear` inside layers; no Conv1D, no stacked experts.
+    litgpt's head is one of them."""
+    return shape.count("linear")
 
 
 # -- errors ------------------------------------------------------------------------------------------------------

@@ -2,9 +2,9 @@
 
 from foretune.contract import TrainingConfig
 from foretune.errors import UnsupportedError
-from foretune.memory.qualify import setting_problems
+from foretune.memory.qualify import class_problems, setting_problems
 from foretune.memory.stack import StackProfile
-from foretune.models import ModelShape
+from foretune.models import WITHOUT_CLASS, ModelShape
 
 __all__ = ["require_runnable", "require_same_class"]
 
@@ -17,14 +17,14 @@ def require_runnable(config: TrainingConfig, stack: StackProfile) -> None:
 
 
 def require_same_class(shape: ModelShape, stack: StackProfile) -> None:
-    """Raise UnsupportedError where a model's class was another one in the stack's Transformers.
-
-    Up to 4.57 experts were linear layers of their own, which are quantized and adapted; today's are stacked.
-    """
-    is_stacked = shape.count("experts") > 0
-    if is_stacked and int(stack.transformers.split(".")[0]) < 5:
+    """Raise UnsupportedError where a model has no class, or its class was another one in the stack's Transformers."""
+    if shape.model_type in WITHOUT_CLASS:
         raise UnsupportedError(
-            f"{shape.id}: its experts are stacked today; in Transformers {stack.transformers} they were layers of "
-            "their own, and that class is not here to be traced.",
+            f"{shape.id}: Transformers has no class for {shape.model_type}; its code is published with its weights, "
+            "and foretune never runs remote code.",
+            hint="`foretune models show` counts it, and `foretune estimate` has a program for it.",
             field="model.id",
         )
+    problems = class_problems(shape, stack)
+    if problems:
+        raise UnsupportedError.of(problems)

@@ -39,7 +39,9 @@ from foretune.memory.families.fairseq import OptDecoder, XglmDecoder
 from foretune.memory.families.falcon import FalconDecoder
 from foretune.memory.families.gemma import Gemma2Decoder, Gemma3Decoder, GemmaDecoder
 from foretune.memory.families.gpt_oss import GptOssDecoder
-from foretune.memory.families.hybrid import Lfm2Decoder
+from foretune.memory.families.granite_swa import GraniteSwaDecoder
+from foretune.memory.families.hybrid import Lfm2Decoder, Lfm2MoeDecoder
+from foretune.memory.families.litgpt import LitGptDecoder
 from foretune.memory.families.llama import (
     LlamaDecoder,
     MistralDecoder,
@@ -66,18 +68,23 @@ from foretune.memory.families.moe_more import (
     HunYuanMoeDecoder,
 )
 from foretune.memory.families.moe_shared import Dots1Decoder, ExaoneMoeDecoder, Glm4MoeDecoder, SolarOpenDecoder
+from foretune.memory.families.nemotron_h import NemotronHDecoder
 from foretune.memory.families.phimoe import PhimoeDecoder
+from foretune.memory.families.remote import BaichuanDecoder, ChatGlmDecoder, QwenDecoder
 from foretune.memory.families.scores import BloomDecoder, GptNeoDecoder, MptDecoder
-from foretune.memory.families.statespace import GraniteHybridDecoder
-from foretune.models import REMOTE_CODE_TYPES
+from foretune.memory.families.statespace import BambaDecoder, FalconH1Decoder, GraniteHybridDecoder
+from foretune.models import REMOTE_CODE_TYPES, ModelShape
 
-__all__ = ["DECODERS"]
+__all__ = ["DECODERS", "decoder_of"]
 
 DECODERS: dict[str, type[Decoder]] = {
     "apertus": ApertusDecoder,
     "arcee": ArceeDecoder,
+    "bamba": BambaDecoder,
+    "baichuan": BaichuanDecoder,
     "bitnet": BitNetDecoder,
     "bloom": BloomDecoder,
+    "chatglm": ChatGlmDecoder,
     "codegen": CodeGenDecoder,
     "cohere": CohereDecoder,
     "cohere2": Cohere2Decoder,
@@ -89,6 +96,7 @@ DECODERS: dict[str, type[Decoder]] = {
     "exaone4": Exaone4Decoder,
     "exaone_moe": ExaoneMoeDecoder,
     "falcon": FalconDecoder,
+    "falcon_h1": FalconH1Decoder,
     "flex_olmo": FlexOlmoDecoder,
     "gemma": GemmaDecoder,
     "gemma2": Gemma2Decoder,
@@ -103,10 +111,12 @@ DECODERS: dict[str, type[Decoder]] = {
     "gptj": GptjDecoder,
     "gpt_oss": GptOssDecoder,
     "granite": GraniteDecoder,
-    "granitemoe": GraniteMoeDecoder,
-    "granitemoeshared": GraniteMoeSharedDecoder,
     "granitemoehybrid": GraniteHybridDecoder,
     "lfm2": Lfm2Decoder,
+    "lfm2_moe": Lfm2MoeDecoder,
+    "granitemoe": GraniteMoeDecoder,
+    "granitemoeshared": GraniteMoeSharedDecoder,
+    "granite_swa": GraniteSwaDecoder,
     "helium": HeliumDecoder,
     "hunyuan_v1_dense": HunYuanDecoder,
     "hunyuan_v1_moe": HunYuanMoeDecoder,
@@ -125,6 +135,7 @@ DECODERS: dict[str, type[Decoder]] = {
     "mpt": MptDecoder,
     "nanochat": NanoChatDecoder,
     "nemotron": NemotronDecoder,
+    "nemotron_h": NemotronHDecoder,
     "olmo": OlmoDecoder,
     "olmo2": Olmo2Decoder,
     "olmo3": Olmo3Decoder,
@@ -134,9 +145,11 @@ DECODERS: dict[str, type[Decoder]] = {
     "phi": PhiDecoder,
     "phi3": Phi3Decoder,
     "phimoe": PhimoeDecoder,
+    "qwen": QwenDecoder,
     "qwen2": Qwen2Decoder,
     "qwen2_moe": Qwen2MoeDecoder,
     "qwen3": Qwen3Decoder,
+    "qwen3_5_moe_text": Qwen35Decoder,
     "qwen3_5_text": Qwen35Decoder,
     "qwen3_next": Qwen3NextDecoder,
     "qwen3_moe": Qwen3MoeDecoder,
@@ -150,3 +163,8 @@ DECODERS: dict[str, type[Decoder]] = {
 """A family that is not listed has no program and is refused by name."""
 
 DECODERS.update({remote: DECODERS[known] for remote, known in REMOTE_CODE_TYPES.items() if known in DECODERS})
+
+
+def decoder_of(shape: ModelShape) -> type[Decoder]:
+    """Return the decoder of a model in the modules that its shape is described in."""
+    return LitGptDecoder if shape.code == "litgpt" else DECODERS[shape.model_type]

@@ -87,6 +87,7 @@ class Gpt2Layer(Layer):
 class Gpt2Decoder(LayerNormDecoder):
     """GPT2Model: learned positions."""
 
+    has_causal_name = False
     embedding_name = "transformer.wte.weight"
     final_norm_name = "transformer.ln_f"
     keyword_order: ClassVar[tuple[str, ...]] = ("cache", "attention_mask", "position_ids")
@@ -120,6 +121,8 @@ class GptNeoxAttention:
         self.modules, self.head_size = modules, t.head_dim
         self.query_key_value, self.dense = modules.linear(f"{name}.query_key_value"), modules.linear(f"{name}.dense")
 
+    rotate = staticmethod(blocks.apply_rotary_neox)
+
     def __call__(
         self,
         hidden_states: Tensor,
@@ -133,7 +136,7 @@ class GptNeoxAttention:
         qkv = transpose(view(call(self.query_key_value, hidden_states), *hidden_shape), 1, 2)
         query_states, key_states, value_states = ops.split_last(qkv, [self.head_size] * 3)
         cos, sin = position_embeddings
-        query_states, key_states = blocks.apply_rotary_neox(query_states, key_states, cos, sin)
+        query_states, key_states = self.rotate(query_states, key_states, cos, sin)
         if cache is not None:
             key_states, value_states = cache.update(key_states, value_states)
         attn_output, attn_weights = self._attend(query_states, key_states, value_states, attention_mask)

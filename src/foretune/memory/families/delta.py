@@ -10,6 +10,7 @@ from foretune.memory import blocks
 from foretune.memory.blocks import Module, RmsNorm, call
 from foretune.memory.decoder import Cache, Layer, Modules, RunOptions
 from foretune.memory.families.llama import LlamaAttention, SlidingDecoder
+from foretune.memory.families.moe import Qwen2MoeSparseMoeBlock, make_experts
 from foretune.memory.layout import numel
 from foretune.memory.ops import (
     add,
@@ -31,6 +32,7 @@ from foretune.memory.ops import (
     unsqueeze,
     view,
 )
+from foretune.memory.routers import TopKRouter
 from foretune.memory.scans import (
     causal_conv1d,
     cumsum,
@@ -185,6 +187,53 @@ class DeltaNet:
         return output  # noqa: RET504
 
 
+class Qwen3NextDeltaNet(DeltaNet):
+    """Qwen3NextGatedDeltaNet: queries, keys, values and z in one projection, head by head; so are b and a."""
+
+    def add_projections(self, modules: Modules, name: str) -> None:
+        self.in_proj_qkvz, self.in_proj_ba = (modules.linear(f"{name}.{n}") for n in ("in_proj_qkvz", "in_proj_ba"))
+
+    def fix_query_key_value_ordering(self, mixed_qkvz: Tensor, mixed_ba: Tensor) -> tuple[Tensor, ...]:
+        """Views of the two projections, and what strides make copies."""
+        shape, shared = mixed_qkvz.shape[:2], self.num_v_heads // self.num_k_heads
+        mixed_qkvz = view(mixed_qkvz, *shape, self.num_k_heads, 2 * self.head_k_dim + 2 * self.head_v_dim * shared)
+        mixed_ba = view(mixed_ba, *shape, self.num_k_heads, 2 * shared)
+        widths = [self.head_k_dim, self.head_k_dim, shared * self.head_v_dim, shared * self.head_v_dim]
+        query, key, value, z = split(mixed_qkvz, widths, 3)
+        b, a = split(mixed_ba, [shared, shared], 3)
+        value = reshape(value, (*shape, self.num_v_heads, self.head_v_dim))
+        z = reshape(z, (*shape, self.num_v_heads, self.head_v_dim))
+        b = reshape(b, (*shape, self.num_v_heads))
+        a = reshape(a, (*shape, self.num_v_heads))
+        return query, key, value, z, b, a
+
+    def __call__(self, hidden_states: Tensor, cache: Cache | None = None, attention_mask: Tensor | None = None) -> Any:
+        shape = hidden_states.shape[:2]
+        projected_states_qkvz = call(self.in_proj_qkvz, hidden_states)
+        projected_states_ba = call(self.in_proj_ba, hidden_states)
+        query, key, value, z, b, a = self.fix_query_key_value_ordering(projected_states_qkvz, projected_states_ba)
+        query, key, value = (reshape(x, (*shape, numel(x.shape[2:]))) for x in (query, key, value))
+        mixed_qkv = cat_last([query, key, value])
+        mixed_qkv = transpose(mixed_qkv, 1, 2)
+        mixed_qkv = call(causal_conv1d, mixed_qkv, squeeze(self.conv1d, 1), None, activation=silu)
+        mixed_qkv = transpose(mixed_qkv, 1, 2)
+        query, key, value = split(mixed_qkv, [self.key_dim, self.key_dim, self.value_dim], -1)
+        query = reshape(query, (*shape, self.num_k_heads, self.head_k_dim))
+        key = reshape(key, (*shape, self.num_k_heads, self.head_k_dim))
+        value = reshape(value, (*shape, self.num_v_heads, self.head_v_dim))
+        beta = sigmoid(b)
+        g = mul(scale(exp(to(self.A_log, "f32"))), softplus(add(to(a, "f32"), self.dt_bias)))
+        core_attn_out, _last_recurrent_state = call(chunk_gated_delta_rule, query, key, value, g=g, beta=beta)
+        z_shape_og = z.shape
+        core_attn_out = reshape(core_attn_out, (numel(z_shape_og[:3]), self.head_v_dim))
+        z = reshape(z, (numel(z_shape_og[:3]), self.head_v_dim))
+        core_attn_out = call(self.norm, core_attn_out, z)
+        core_attn_out = reshape(core_attn_out, z_shape_og)
+        core_attn_out = reshape(core_attn_out, (*shape, self.value_dim))
+        output = call(self.out_proj, core_attn_out)
+        return output  # noqa: RET504
+
+
 class GatedAttention(LlamaAttention):
     """Qwen3_5Attention: a gate from the query's projection, normed heads, part of a head rotated."""
 
@@ -265,7 +314,7 @@ class Qwen3NextDecoder(SlidingDecoder):
 
     norm_spelling = "gemma"
     keyword_order = ("position_embeddings", "attention_mask", "position_ids", "cache")
-    delta_class: ClassVar[type[DeltaNet]] = DeltaNet
+    delta_class: ClassVar[type[DeltaNet]] = Qwen3NextDeltaNet
 
     def make_layer(self, index: int) -> Layer:
         name = f"{self.modules.prefix}{index}"
@@ -285,6 +334,17 @@ class Qwen3NextDecoder(SlidingDecoder):
             layer.mask_kind = "linear"
         return layer
 
+    def make_mlp(self, name: str) -> Module:
+        """Experts as qwen2_moe's in a layer with a router."""
+        if self.modules.optional(f"{name}.gate.weight") is None:
+            return super().make_mlp(name)
+        return Qwen2MoeSparseMoeBlock(
+            TopKRouter(self.modules, f"{name}.gate"),
+            make_experts(self.modules, f"{name}.experts"),
+            super().make_mlp(f"{name}.shared_expert"),
+            self.modules.linear(f"{name}.shared_expert_gate"),
+        )
+
     def masks(self, run: RunOptions, inputs_embeds: Tensor) -> dict[str, Tensor | None]:
         masks = {"full": run.causal_mask(inputs_embeds, None), "linear": None}
         run.ask_whether_padded()
@@ -292,7 +352,9 @@ class Qwen3NextDecoder(SlidingDecoder):
 
 
 class Qwen35Decoder(Qwen3NextDecoder):
-    """Qwen3_5TextModel: positions in three grids (time, height, width), which are one for text."""
+    """Qwen3_5TextModel, and Qwen3_5MoeTextModel: positions in three grids (time, height, width), one for text."""
+
+    delta_class = DeltaNet
 
     def position_tables(self, hidden_states: Tensor, position_ids: Tensor) -> dict[str, Any]:
         assert self.traits.rotary_dim

@@ -217,6 +217,7 @@ class PhiDecoder(Starcoder2Decoder):
     """models/phi."""
 
     final_norm_name = "model.final_layernorm"
+    rebinds_embeddings = True
 
     def make_layer(self, index: int) -> Layer:
         name, linear = f"{self.modules.prefix}{index}", self.modules.linear

@@ -1,20 +1,23 @@
-"""Hybrids without a state-space mixer: lfm2's short convolutions, Qwen's gated delta rule (transformers 5.24).
+"""Short convolutions beside attention: lfm2, lfm2_moe (transformers 5.24).
 
 Each class follows models/<family>/modeling_<family>.py; local names are theirs. What runs is Transformers' own torch
-code, as for someone who has not installed causal-conv1d or fla.
+code, as for someone who has not installed causal-conv1d.
 """
 
 from typing import Any
 
 from foretune.memory.blocks import GatedMlp, Module, RmsNorm, call
 from foretune.memory.decoder import Cache, Layer, Modules, RunOptions
+from foretune.memory.experts import divide, gather_last, sigmoid, sum_over, top_k
 from foretune.memory.families.llama import LlamaAttention, SlidingDecoder
+from foretune.memory.families.moe import make_experts
 from foretune.memory.layout import numel
-from foretune.memory.ops import add, contiguous, mul, reshape, silu, transpose, view
+from foretune.memory.ops import add, add_scalar, contiguous, linear, mul, reshape, scale, silu, to, transpose, view
 from foretune.memory.scans import causal_conv1d, split, squeeze
 from foretune.memory.tape import Tensor
+from foretune.models import DecoderTraits
 
-__all__ = ["Lfm2Decoder"]
+__all__ = ["Lfm2Decoder", "Lfm2MoeDecoder"]
 
 
 # ------------------------------------------------------------------ lfm2
@@ -146,3 +149,64 @@ class Lfm2Decoder(SlidingDecoder):
         masks = {"full": run.causal_mask(inputs_embeds, None), "conv": None}
         run.ask_whether_padded()
         return masks
+
+
+# ------------------------------------------------------------------ lfm2_moe
+class Lfm2MoeRouter:
+    """Lfm2MoeTopKRouter: sigmoid scores, to which a correction is added for the choice alone."""
+
+    def __init__(self, modules: Modules, name: str) -> None:
+        t = modules.traits
+        assert t.experts_per_token is not None
+        self.top_k, self.norm_topk_prob = t.experts_per_token, t.normalizes_experts
+        self.weight = modules.weight(f"{name}.weight")
+
+    def __call__(self, hidden_states: Tensor, expert_bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        router_logits = linear(hidden_states, self.weight)
+        routing_weights = sigmoid(router_logits)
+        if expert_bias is not None:
+            scores_for_routing = add(routing_weights, expert_bias)
+            _, selected_experts = top_k(scores_for_routing, self.top_k)
+            routing_weights = to(gather_last(routing_weights, selected_experts), router_logits.dtype)
+        else:
+            routing_weights, selected_experts = top_k(routing_weights, self.top_k)
+        if self.norm_topk_prob:
+            routing_weights = divide(routing_weights, add_scalar(sum_over(routing_weights, -1, keepdim=True)))
+        routing_weights = scale(routing_weights)
+        return router_logits, routing_weights, selected_experts
+
+
+class Lfm2MoeBlock:
+    """Lfm2MoeSparseMoeBlock."""
+
+    def __init__(self, gate: Module, experts: Module, expert_bias: Tensor | None) -> None:
+        self.gate, self.experts, self.expert_bias = gate, experts, expert_bias
+
+    def __call__(self, hidden_states: Tensor) -> Tensor:
+        batch_size, sequence_length, hidden_dim = hidden_states.shape
+        hidden_states_reshaped = view(hidden_states, -1, hidden_dim)
+        _, routing_weights, selected_experts = call(self.gate, hidden_states_reshaped, self.expert_bias)
+        final_hidden_states = call(self.experts, hidden_states_reshaped, selected_experts, routing_weights)
+        return reshape(final_hidden_states, (batch_size, sequence_length, hidden_dim))
+
+
+class Lfm2MoeDecoder(Lfm2Decoder):
+    """Lfm2MoeModel: experts after the first layers."""
+
+    keyword_order = ("attention_mask", "position_ids", "cache", "position_embeddings")
+
+    @classmethod
+    def layer_buffers(
+        cls, traits: DecoderTraits, parameters: frozenset[str], dtype: str
+    ) -> list[tuple[str, tuple[int, ...], str]]:
+        if not traits.has_expert_bias or "feed_forward.gate.weight" not in parameters:
+            return []
+        assert traits.num_experts is not None
+        return [("feed_forward.expert_bias", (traits.num_experts,), "f32")]
+
+    def make_mlp(self, name: str) -> Module:
+        if self.modules.optional(f"{name}.gate.weight") is None:
+            return super().make_mlp(name)
+        bias = self.modules.buffer(f"{name}.expert_bias") if self.traits.has_expert_bias else None
+        experts = make_experts(self.modules, f"{name}.experts")
+        return Lfm2MoeBlock(Lfm2MoeRouter(self.modules, f"{name}.gate"), experts, bias)

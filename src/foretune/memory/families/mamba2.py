@@ -153,13 +153,26 @@ class Mamba2Mixer:
         self.groups_width = (self.conv_dim - self.intermediate_size) // 2
         self.norm = self.make_norm(modules, f"{name}.norm.weight")
 
-    def make_norm(self, modules: Modules, name: str) -> Module:
+    def make_norm(self, modules: Modules, name: str) -> Module | None:
         return GroupedGatedNorm(modules.weight(name), self.n_groups)
+
+    def scale_input(self, hidden_states: Tensor) -> Tensor:
+        return hidden_states
+
+    def scale_projection(self, projected_states: Tensor) -> Tensor:
+        return projected_states
+
+    def finish(self, scan_output: Tensor, gate: Tensor) -> Any:
+        """The gate and the norm."""
+        assert self.norm is not None
+        return call(self.norm, scan_output, gate)
 
     def __call__(self, hidden_states: Tensor, cache: Cache | None = None, attention_mask: Tensor | None = None) -> Any:
         batch_size, seq_len, _ = hidden_states.shape
         dtype = hidden_states.dtype
+        hidden_states = self.scale_input(hidden_states)
         projected_states = call(self.in_proj, hidden_states)
+        projected_states = self.scale_projection(projected_states)
         A = scale(exp(to(self.A_log, "f32")))
         widths = [self.intermediate_size, self.conv_dim, self.num_heads]
         gate, hidden_states_B_C, dt = split(projected_states, widths, -1)
@@ -184,6 +197,6 @@ class Mamba2Mixer:
         )
         scan_output = scan_result
         scan_output = reshape(scan_output, (batch_size, seq_len, self.intermediate_size))
-        scan_output = call(self.norm, scan_output, gate)
+        scan_output = self.finish(scan_output, gate)
         contextualized_states = call(self.out_proj, to(scan_output, dtype))
         return contextualized_states  # noqa: RET504

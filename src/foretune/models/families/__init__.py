@@ -7,10 +7,16 @@ from foretune.errors import ConfigError, ForetuneError, Problem
 from foretune.models.families.fields import fields_of
 from foretune.models.families.parts import Whole
 from foretune.models.families.refusals import refuse
-from foretune.models.families.registry import MULTIMODAL_TYPES, REMOTE_CODE_TYPES, family, known_model_types
+from foretune.models.families.registry import (
+    MULTIMODAL_TYPES,
+    REMOTE_CODE_TYPES,
+    WITHOUT_CLASS,
+    family,
+    known_model_types,
+)
 from foretune.models.shape import ModelShape, ParameterSpec
 
-__all__ = ["known_model_types", "shape_from_config"]
+__all__ = ["WITHOUT_CLASS", "known_model_types", "shape_from_config"]
 
 _LARGEST = 1 << 62
 
@@ -69,7 +75,9 @@ def _whole(config: Mapping[str, Any], model_type: str, place: str) -> Whole:
     if shape_type != model_type:
         same = f"it is counted as {shape_type}, whose parameters have the same shapes"
         notes += (f"Transformers has no class for {model_type}: {same}. The module names are not the real ones.",)
-    if config.get("auto_map"):
+    if model_type in WITHOUT_CLASS:
+        notes += (f"Transformers has no class for {model_type}: it is counted, and nothing here runs its code.",)
+    elif config.get("auto_map"):
         notes += ("auto_map is ignored: Transformers has a class of its own, and remote code stays off.",)
     fields = fields_of(config, shape_type, place=place)
     return Whole(model_type, family(shape_type)(fields), 0, notes)

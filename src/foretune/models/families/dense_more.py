@@ -41,7 +41,18 @@ def granite_swa(c: Fields) -> Decoder:
     attn = plain("self_attn.sinks", h.query) + attention(c, h, bias=c.flag("attention_bias"))
     types = alternating(c, lambda index: index % 4 == 0)
     window = windowed(c, types, c.maybe_size("sliding_window"))
-    return uniform(c, h, (*attn, *mlp, *pre_norms(hidden)), **window)
+    return uniform(c, h, (*attn, *mlp, *pre_norms(hidden)), rotary_bases=_rotary_bases(c), **window)
+
+
+def _rotary_bases(c: Fields) -> tuple[float, ...]:
+    """Read `layer_rope_theta`; where it is not stated, one base serves all layers."""
+    stated = c.raw("layer_rope_theta")
+    if stated is None:
+        return ()
+    is_list = isinstance(stated, list) and all(type(base) in (int, float) for base in stated)
+    if not is_list or len(stated) != c.num_layers():
+        raise c.refuse("layer_rope_theta", "not one number for each layer", "Write one number a layer, or null.")
+    return tuple(float(base) for base in stated)
 
 
 def hyperclovax(c: Fields) -> Decoder:

@@ -39,7 +39,8 @@ def lfm2_moe(c: Fields) -> Decoder:
     """lfm2_moe: lfm2 with experts after the first `num_dense_layers`."""
     first = c.size("num_dense_layers", low=0)
     sparse = [index >= first for index in range(c.num_layers())]
-    return _lfm2(c, sparse, adjusted=False, **expert_traits(c, "num_experts", "num_experts_per_tok"))
+    traits = expert_traits(c, "num_experts", "num_experts_per_tok")
+    return _lfm2(c, sparse, adjusted=False, has_expert_bias=c.flag("use_expert_bias"), **traits)
 
 
 def _lfm2(c: Fields, sparse: list[bool], *, adjusted: bool, **more: Any) -> Decoder:
@@ -249,7 +250,10 @@ def qwen3_5(c: Fields) -> Decoder:
 def qwen3_5_moe(c: Fields) -> Decoder:
     """qwen3_5_moe_text: every layer sparse."""
     mlp = shared_expert_mlp(c, c.size("hidden_size"))
-    traits = expert_traits(c, "num_experts", "num_experts_per_tok") | {"intermediate_size": None}
+    traits = expert_traits(c, "num_experts", "num_experts_per_tok") | {
+        "intermediate_size": None,
+        "normalizes_experts": True,
+    }
     return _delta_hybrid(c, _delta_qwen3_5(c), lambda _: mlp, [True] * c.num_layers(), traits)
 
 

@@ -7,7 +7,7 @@ from importlib import import_module
 from foretune.models.families.fields import Fields
 from foretune.models.families.parts import Decoder
 
-__all__ = ["LANGUAGE_MODELS", "MULTIMODAL_TYPES", "REMOTE_CODE_TYPES", "family", "known_model_types"]
+__all__ = ["LANGUAGE_MODELS", "MULTIMODAL_TYPES", "REMOTE_CODE_TYPES", "WITHOUT_CLASS", "family", "known_model_types"]
 
 _MODULES = {
     "classic": """
@@ -50,6 +50,9 @@ _MODULES = {
     "multimodal": """
         mllama_text_model
     """,
+    "remote": """
+        baichuan chatglm qwen
+    """,
 }
 LANGUAGE_MODELS = {model_type: module for module, types in _MODULES.items() for model_type in types.split()}
 """Every language model that foretune can write down, and the module that does."""
@@ -60,6 +63,8 @@ MULTIMODAL_TYPES = frozenset(
     """.split()  # noqa: SIM905 - as in the table above
 )
 """Types with a language model in `text_config` and something outside it."""
+WITHOUT_CLASS = frozenset({"baichuan", "chatglm", "qwen"})
+"""Types written down from their published code: Transformers has no class for them, nor one of the same shapes."""
 REMOTE_CODE_TYPES = {
     "internlm2": "llama",
     "kimi_k2": "deepseek_v3",

@@ -261,7 +261,9 @@ def falcon_h1(c: Fields) -> Decoder:
         *pre_norms(hidden, ("input_layernorm", "pre_ff_layernorm")),
     )
     kinds = stack([0] * c.num_layers(), lambda _: layer)
-    traits = dense_traits(c, h, **_prefixed_traits(c, inner))
+    projection = 2 * inner + 2 * mixer.groups * mixer.state + mixer.heads
+    more: dict[str, Any] = {"mixer_projection": projection, "norms_before_gate": c.flag("mamba_norm_before_gate")}
+    traits = dense_traits(c, h, **more, **_prefixed_traits(c, inner))
     return decoder(c, kinds, traits, final=norm("model.final_layernorm", hidden))
 
 
