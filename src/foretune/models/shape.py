@@ -153,7 +153,7 @@ class DecoderTraits(Value, frozen=True, kw_only=True):
     norms_before_gate: bool = False
     """A Mamba 2 mixer's norm comes before its gate (Falcon H1)."""
     mixer_chunk: Size | None = None
-    """Tokens of one chunk of a Mamba 2 mixer's scan."""
+    """Tokens of one chunk of a Mamba 2 mixer's scan, or of a block of lightning attention."""
     flags: tuple[str, ...] = ()
     """Switches of one family alone that are on, by their keys in the config."""
     activation_dropout: float = 0.0

@@ -57,6 +57,7 @@ from foretune.memory.families.llama import (
 from foretune.memory.families.llama4 import Llama4Decoder
 from foretune.memory.families.mamba2_only import Mamba2Decoder
 from foretune.memory.families.mimo import MimoDecoder
+from foretune.memory.families.minimax import MiniMaxDecoder
 from foretune.memory.families.moe import (
     FlexOlmoDecoder,
     MiniMaxM2Decoder,
@@ -140,6 +141,7 @@ DECODERS: dict[str, type[Decoder]] = {
     "llama4_text": Llama4Decoder,
     "mimo_v2_flash": MimoDecoder,
     "mamba2": Mamba2Decoder,
+    "minimax": MiniMaxDecoder,
     "minimax_m2": MiniMaxM2Decoder,
     "mllama_text_model": MllamaDecoder,
     "ministral": MinistralDecoder,

@@ -41,8 +41,8 @@ def minimax(c: Fields) -> Decoder:
     kinds = stack(
         types, lambda kind: (attention(c, h) if kind == "full_attention" else lightning) + pre_norms(hidden) + mlp
     )
-    traits = dense_traits(c, h, **expert_traits(c, "num_local_experts", "num_experts_per_tok"))
-    return decoder(c, kinds, traits, final=norm("model.norm", hidden))
+    traits = expert_traits(c, "num_local_experts", "num_experts_per_tok") | {"mixer_chunk": c.size("block_size")}
+    return decoder(c, kinds, dense_traits(c, h, **traits), final=norm("model.norm", hidden))
 
 
 def phimoe(c: Fields) -> Decoder:
