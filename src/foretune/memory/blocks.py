@@ -375,7 +375,9 @@ def softmax_f32(x: Tensor) -> Tensor:
     return softmax(to(x, "f32"))
 
 
-def _math_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_grouped: bool) -> Tensor:
+def _math_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_grouped: bool, probability: float
+) -> Tensor:
     """_scaled_dot_product_attention_math; the names and their order decide what dies when."""
     dt = q.dtype
     if dt != "f32":
@@ -388,6 +390,7 @@ def _math_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_gro
         k, v = ops.repeat_interleave(k, n), ops.repeat_interleave(v, n)
     attn = matmul4(q, scale(transpose(k, 2, 3)))
     attn = _safe_softmax(attn)
+    attn = dropout(attn, probability)
     out = matmul4(attn, v)
     del k, v, q, mask
     return to(out, dt)
@@ -400,7 +403,9 @@ def _safe_softmax(x: Tensor) -> Tensor:
     return out
 
 
-def _math_attention_2_6(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_grouped: bool) -> Tensor:
+def _math_attention_2_6(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_grouped: bool, probability: float
+) -> Tensor:
     """The same in torch 2.6."""
     dt = q.dtype
     if dt != "f32":
@@ -416,6 +421,7 @@ def _math_attention_2_6(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is
     q = scale(q)
     attn = matmul4(q, scale(transpose(k, 2, 3)))
     attn = softmax(attn)
+    attn = dropout(attn, probability)
     return to(matmul4(attn, v), dt)
 
 
@@ -424,7 +430,14 @@ def _lower_triangle(x: Tensor) -> Tensor:
 
 
 def sdpa_attention(
-    kernels: AttentionKernels, groups: int, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+    kernels: AttentionKernels,
+    groups: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    probability: float = 0.0,
 ) -> tuple[Tensor, None]:
     """sdpa_attention_forward (integrations/sdpa_attention.py): keys and values are repeated first with a mask, and for
     heads that are too wide for the flash kernel."""
@@ -435,7 +448,9 @@ def sdpa_attention(
     is_grouped = groups > 1 and not is_repeated
     if kernels.repeats_heads and is_grouped:
         key, value = ops.repeat_interleave(key, groups), ops.repeat_interleave(value, groups)
-    attn_output = scaled_dot_product_attention(kernels, query, key, value, mask, is_grouped=is_grouped)
+    attn_output = scaled_dot_product_attention(
+        kernels, query, key, value, mask, is_grouped=is_grouped, probability=probability
+    )
     attn_output = contiguous(transpose(attn_output, 1, 2))
     return attn_output, None
 
@@ -448,8 +463,10 @@ def scaled_dot_product_attention(
     mask: Tensor | None,
     *,
     is_grouped: bool = False,
+    probability: float = 0.0,
 ) -> Tensor:
-    """torch's function of that name; `is_grouped` is its enable_gqa."""
+    """torch's function of that name; `is_grouped` is its enable_gqa, `probability` its dropout_p, which only the math
+    kernel spends memory on."""
     kernel = kernels.choose(
         is_half=query.dtype != "f32",
         head_width=query.shape[-1],
@@ -466,7 +483,7 @@ def scaled_dot_product_attention(
     if kernel == "efficient":
         return ops.efficient_attention(query, key, value, mask)
     math = _math_attention if kernels.has_safe_softmax else _math_attention_2_6
-    return math(query, key, value, mask, is_grouped)
+    return math(query, key, value, mask, is_grouped, probability)
 
 
 def _flash(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -47,8 +47,6 @@ class Decoder:
     """The order in which the class passes its layers' keywords is the order in which they die."""
     mask_kwargs: ClassVar[bool] = False
     """The class keeps the mask's arguments in a dictionary of its own (mask_kwargs)."""
-    scales_logits: ClassVar[bool] = False
-    """The class multiplies or divides its logits by a number (granite, cohere)."""
     rebinds_embeddings: ClassVar[bool] = False
     """The dropout's result takes the place of the embeddings, which are not held beside it (phi)."""
     num_last_alone: ClassVar[int] = 1
@@ -260,12 +258,12 @@ def _mask_table(b: int, s: int, padding: Tensor | None, has_window: bool) -> Ten
     batch, head = Tensor((b,), "i64"), Tensor((1,), "i64")
     q = add_scalar(Tensor((s,), "i64"))
     kv = add_scalar(Tensor((s,), "i64"))
+    one = Tensor((), "bool") if padding is not None else None
     table = _and_masks(s) if has_window else Tensor((1, 1, s, s), "bool")
     if padding is not None:
-        one = Tensor((), "bool")
         causal = table
         allowed = Tensor((1, 1, s, s), "bool")
-        del causal, one
+        del one, table, causal
         rows, columns = Tensor((b, 1, 1, s), "i64"), Tensor((b, 1, 1, s), "i64")  # made contiguous for the kernel
         index = Tensor((b, 1, 1, s), "bool")
         del columns, rows

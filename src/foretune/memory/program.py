@@ -313,8 +313,13 @@ class _Run:
             weight,
             bias,
             has_softcap=has_softcap,
-            is_scaled=decoder.scales_logits,
+            is_scaled=self._scales_logits(),
         )
+
+    def _scales_logits(self) -> bool:
+        """The chunked loss leaves out a factor of one (runtime/loss.py); the class itself does not."""
+        factor = self.shape.traits.logits_factor
+        return factor is not None and (self.config.loss != "chunked" or factor != 1)
 
     def _trainable(self) -> Iterable[tuple[int | None, Tensor]]:
         if self.config.lora is None:
