@@ -201,6 +201,9 @@ def _shape_problems(config: TrainingConfig, shape: ModelShape) -> list[Problem]:
     if traits.num_heads and traits.num_kv_heads and traits.num_heads % traits.num_kv_heads:
         text = f"{shape.id}: {traits.num_heads} heads cannot share {traits.num_kv_heads} key/value heads evenly."
         problems.append(Problem(text, "Check num_attention_heads and num_key_value_heads.", None, "model.id"))
+    if family == "opt" and config.loss == "chunked":
+        text = f"loss is chunked: {shape.id} is an OPT, whose backbone lies where the chunked loss does not look."
+        problems.append(Problem(text, "Set loss: stock.", None, "loss"))
     width = (traits.num_heads or 0) * (traits.head_dim or 0)
     if family in ("bitnet", "helium") and width != traits.hidden_size:
         text = f"{shape.id}: {family} needs heads that together are as wide as the model: {width} is not "

@@ -114,6 +114,8 @@ class DecoderTraits(Value, frozen=True, kw_only=True):
     """Layers without rotary embedding scale their queries by position (Llama 4)."""
     attention_softcap: float | None = None
     final_softcap: float | None = None
+    logits_factor: float | None = None
+    """Number by which the class multiplies or divides its logits (Granite, Cohere); None: it does neither."""
     qk_norm: Literal["head", "full"] | None = None
     """Norm on queries and keys: over each head, or over the whole projection (OLMo2)."""
     unwritten: tuple[str, ...] = ()

@@ -224,7 +224,7 @@ class Llama4Layer(LlamaLayer):
         hidden_states = call(self.post_attention_layernorm, hidden_states)
         hidden_states = call(self.mlp, hidden_states)
         if isinstance(self.mlp, Llama4Moe):
-            hidden_states, _ = hidden_states  # type: ignore[misc]
+            hidden_states, _ = hidden_states
         hidden_states = add(residual, view(hidden_states, *residual.shape))
         return hidden_states  # type: ignore[no-any-return]  # noqa: RET504
 
