@@ -7,7 +7,7 @@ from evidence.rows import ABSENT, CONFIG, observation
 
 from foretune.contract import TrainingConfig
 from foretune.errors import ConfigError, ForetuneError, UnsupportedError
-from foretune.evidence import EngineName, StackChoice, choose_stack, request_of
+from foretune.evidence import StackChoice, choose_stack, request_of
 
 
 def config_of(**changes: Any) -> TrainingConfig:
@@ -186,39 +186,33 @@ def test_what_no_profile_describes_is_foreign(change: dict[str, Any], reason: st
 OF_5_24 = {"torch": "2.13.0", "transformers": "5.24.0", "peft": "0.21.0", "bitsandbytes": "0.50.2"}
 
 
-def choice_of(driver: str, engine: EngineName, software: dict[str, Any] | None = None, **changes: Any) -> StackChoice:
+def choice_of(driver: str, software: dict[str, Any] | None = None, **changes: Any) -> StackChoice:
     facts = {"driver": driver, **(software or OF_5_24)}
-    return choose_stack(observation(**{f"software__{key}": value for key, value in facts.items()}, **changes), engine)
+    return choose_stack(observation(**{f"software__{key}": value for key, value in facts.items()}, **changes))
 
 
 @pytest.mark.parametrize(("driver", "name"), [("hf_trainer", "trainer"), ("trl", "trl")])
-def test_trainer_and_trl_are_known_to_the_trace_alone(driver: str, name: str) -> None:
-    traced = choice_of(driver, "traced", training__autocast="bf16")
-    assert (traced.profile.name, traced.profile.autocast, traced.foreign_because) == (name, "bf16", ())
-    assert choice_of(driver, "traced").profile.autocast == "none"
-    estimated = choice_of(driver, "estimated", training__autocast="bf16")
-    assert "the estimate has no autocast to bf16" in estimated.foreign_because
-    assert (estimated.profile.loss, estimated.profile.unwritten) == ("transformers", ())
-    assert estimated.profile.holds_outputs == "no"
+def test_trainer_and_trl_are_known(driver: str, name: str) -> None:
+    choice = choice_of(driver, training__autocast="bf16")
+    assert (choice.profile.name, choice.profile.autocast, choice.foreign_because) == (name, "bf16", ())
+    assert choice_of(driver).profile.autocast == "none"
 
 
 def test_a_row_says_how_trainer_was_called() -> None:
-    reentrant = choice_of("hf_trainer", "traced", training__gradient_checkpointing="reentrant")
+    reentrant = choice_of("hf_trainer", training__gradient_checkpointing="reentrant")
     assert (reentrant.profile.checkpoint_form, reentrant.is_foreign) == ("reentrant", False)
-    assert choice_of("hf_trainer", "traced", training__kbit_upcast=False).profile.kbit_upcast == "none"
+    assert choice_of("hf_trainer", training__kbit_upcast=False).profile.kbit_upcast == "none"
     liger = {**OF_5_24, "kernels": ["liger_fused_linear_ce"]}
-    assert choice_of("hf_trainer", "traced", liger).profile.loss_kernel == "liger"
+    assert choice_of("hf_trainer", liger).profile.loss_kernel == "liger"
 
 
 @pytest.mark.parametrize(
     "driver", ["axolotl", "hf_trainer", "llama_factory", "ms_swift", "qwen_finetune", "trl", "unsloth"]
 )
 def test_what_is_trainer_underneath_is_nearest_to_it(driver: str) -> None:
-    older = {**OF_5_24, "transformers": "4.51.3"}
-    for engine in ("estimated", "traced"):
-        choice = choice_of(driver, engine, older)
-        assert (choice.profile.name, choice.is_foreign) == ("trainer", True)
-        assert choice.profile.collects_batches == (engine == "traced")
+    choice = choice_of(driver, {**OF_5_24, "transformers": "4.51.3"})
+    assert (choice.profile.name, choice.is_foreign) == ("trainer", True)
+    assert choice.profile.collects_batches
 
 
 # -- refusals
