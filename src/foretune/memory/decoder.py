@@ -346,7 +346,7 @@ def _mask_table(b: int, s: int, padding: Tensor | None, has_window: bool) -> Ten
     if padding is not None:
         causal = table
         allowed = Tensor((1, 1, s, s), "bool")
-        del one, table, causal
+        del table, causal, one
         rows, columns = Tensor((b, 1, 1, s), "i64"), Tensor((b, 1, 1, s), "i64")  # made contiguous for the kernel
         index = Tensor((b, 1, 1, s), "bool")
         del rows, columns
