@@ -7,12 +7,12 @@ from typing import Any
 from foretune.contract import TrainingConfig
 from foretune.devices import DeviceSpec
 from foretune.memory.estimate import record
-from foretune.memory.figures import kernels_for
+from foretune.memory.figures import facts_of, kernels_for
 from foretune.memory.program import record_tape
 from foretune.memory.stack import FORETUNE, StackProfile
 from foretune.memory.tape import Tape
 from foretune.memory.templates import Recording, StandIns
-from foretune.models import ModelShape, resolve_targets, shape_from_config
+from foretune.models import ModelShape, shape_from_config
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -70,7 +70,7 @@ def all_layers(
     config: TrainingConfig, shape: ModelShape, device: DeviceSpec | None = None, stack: StackProfile = FORETUNE
 ) -> tuple[Tape, StandIns]:
     """Record every layer, without templates."""
-    adapted = () if config.lora is None else resolve_targets(shape, config.lora.targets)
+    adapted = facts_of(config, shape).adapted
     stand_ins = StandIns.all_of(shape.num_layers)
     return record_tape(
         config, shape, stack.on(device), kernels_for(config, shape, device, stack), adapted, stand_ins

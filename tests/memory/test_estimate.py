@@ -233,9 +233,6 @@ def test_case_034_host_memory_is_always_there() -> None:
 
 REFUSED = [
     ({"device": "cpu", "precision": {"dtype": "fp32"}}, "device"),
-    ({"quantization": {"scheme": "int8"}}, "quantization.scheme"),
-    ({"lora": {"use_dora": True}}, "lora.use_dora"),
-    ({"lora": {"modules_to_save": ["lm_head"]}}, "lora.modules_to_save"),
     ({"attention": "flash_attention_2"}, "attention"),
     ({"loss": "liger"}, "loss"),
     ({"batch": {"packing": True}}, "batch.packing"),

@@ -170,10 +170,10 @@ class Loop:
 
     def _end_update(self, loss: Tensor | None, outputs: dict[str, Any] | None) -> tuple[None, None]:
         """The function that made the update returns, and its locals die."""
-        if loss is not None:
-            drop_graph(loss.edge)
         if outputs is not None:
             outputs.clear()
+        if loss is not None:
+            drop_graph(loss.edge)
         return None, None
 
 

@@ -26,7 +26,12 @@ class _Refusal(NamedTuple):
 
 REFUSED_SETTINGS = (
     _Refusal("device", "cpu", "the memory of a run on the CPU", "Set device: cuda."),
-    _Refusal("batch.packing", True, "a batch of packed rows", "Set batch.packing: false."),
+    _Refusal(
+        "batch.packing",
+        True,
+        "a batch of packed rows (kept apart by a mask or by the kernel: the runtime has not settled which)",
+        "Set batch.packing: false.",
+    ),
 )
 """Each is refused by `estimate`, and by `trace` too unless it says so."""
 

@@ -458,17 +458,18 @@ def _fit(out: Grads, i: int, edge: tuple[Any, int, Shape, str] | None) -> Tensor
 
 
 def drop_graph(edge: tuple[Any, int] | None) -> None:
-    """Let go of a finished graph from the loss's edge down. What a node still holds dies in a part of its layer."""
+    """Let go of a finished graph from the loss's edge down."""
     if edge is not None:
-        tape = current()
-        _let_go(edge[0], tape)
-        if tape.segments[-1].kind == "graph":
-            tape.segment("graph end")
+        _let_go(edge[0])
 
 
-def _let_go(node: Any, tape: Tape | None = None) -> None:
+def _let_go(node: Any) -> None:
     """Delete a node and what only it leads to, without recursion: a node lets go of what it holds, its last edge is
-    followed first (deleteNode in torch/csrc/autograd/function.cpp)."""
+    followed first (deleteNode in torch/csrc/autograd/function.cpp). Outside the layers, what dies with a node is a part
+    of the node's layer."""
+    tape = _TAPE.get(None)
+    if tape is not None and tape.segments[-1].layer is not None:
+        tape = None
     todo = []
     while True:
         layer, position = node.layer, len(tape.events) if tape else 0
@@ -483,8 +484,10 @@ def _let_go(node: Any, tape: Tape | None = None) -> None:
         if tape and len(tape.events) > position:
             tape.segment("graph", layer, position)
         if not todo:
-            return
+            break
         node = todo.pop()
+    if tape and tape.segments[-1].kind == "graph":
+        tape.segment("graph end")
 
 
 def discard(t: Tensor) -> None:
