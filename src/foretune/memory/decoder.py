@@ -282,7 +282,9 @@ class RunOptions:
         table = _mask_table(b, s, padding, window is not None)
         if self.attention != "eager":
             return table
-        return _additive_mask(table, inputs_embeds.dtype)
+        out = _additive_mask(table, inputs_embeds.dtype)
+        del table, padding
+        return out
 
     def ask_whether_padded(self) -> None:
         """create_recurrent_attention_mask: a mask of ones is asked about and dropped."""
