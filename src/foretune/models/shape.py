@@ -88,6 +88,8 @@ class DecoderTraits(Value, frozen=True, kw_only=True):
     """As in the config: `silu`, `gelu_pytorch_tanh`, `gelu_new`, `relu`..."""
     rotary_dim: Size | None = None
     """Width of the rotated part of a head; None: no rotary embedding."""
+    has_long_rope: bool = False
+    """Rotary frequencies are chosen by the length of the sequence (longrope)."""
     rotary_layers: tuple[bool, ...] = ()
     """Where some layers go without rotary embedding (SmolLM3, Cohere2): True for the layers that have it."""
     rotary_bases: tuple[float, ...] = ()
