@@ -209,7 +209,7 @@ class Llama4Layer(LlamaLayer):
         position_ids: Any = None,
         cache: Any = None,
         position_embeddings: Any = None,
-    ) -> Tensor:
+    ) -> Any:
         residual = hidden_states
         hidden_states = call(self.input_layernorm, hidden_states)
         attention_states, _ = call(
@@ -224,7 +224,7 @@ class Llama4Layer(LlamaLayer):
         hidden_states = call(self.post_attention_layernorm, hidden_states)
         hidden_states = call(self.mlp, hidden_states)
         if isinstance(self.mlp, Llama4Moe):
-            hidden_states, _ = hidden_states  # type: ignore[misc]
+            hidden_states, _ = hidden_states
         hidden_states = add(residual, view(hidden_states, *residual.shape))
         return hidden_states  # noqa: RET504
 
