@@ -71,8 +71,95 @@ GEMMA: dict[str, Any] = {
     "head_dim": 256,
     "vocab_size": 256000,
 }
-MODELS = {"qwen2.5-0.5b": QWEN, "llama-3.2-1b": LLAMA, "llama-3.1-8b": WIDE, "gemma-2-2b": GEMMA}
-"""The published widths with two or four layers: large-pool segments are exercised, and it stays short."""
+PYTHIA: dict[str, Any] = {
+    "model_type": "gpt_neox",
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 16,
+    "vocab_size": 50304,
+    "max_position_embeddings": 8192,
+}
+QWEN3_MOE: dict[str, Any] = {
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "vocab_size": 151936,
+}
+MOONLIGHT: dict[str, Any] = {
+    "model_type": "deepseek_v3",
+    "hidden_size": 2048,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "intermediate_size": 11264,
+    "vocab_size": 163840,
+    "max_position_embeddings": 8192,
+    "moe_intermediate_size": 1408,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 6,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": None,
+}
+GRANITE_H: dict[str, Any] = {
+    "model_type": "granitemoehybrid",
+    "hidden_size": 768,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+    "intermediate_size": 2048,
+    "shared_intermediate_size": 2048,
+    "vocab_size": 100352,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 32768,
+    "layer_types": ["mamba", "attention"],
+    "mamba_n_heads": 48,
+    "mamba_d_state": 128,
+    "num_local_experts": 0,
+    "num_experts_per_tok": 0,
+}
+LFM2: dict[str, Any] = {
+    "model_type": "lfm2",
+    "hidden_size": 1024,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 16,
+    "intermediate_size": 6656,
+    "vocab_size": 65536,
+    "conv_L_cache": 3,
+    "layer_types": ["conv", "full_attention"],
+}
+SEVEN: dict[str, Any] = {
+    "model_type": "qwen2",
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+    "tie_word_embeddings": False,
+}
+MODELS = {
+    "qwen2.5-0.5b": QWEN,
+    "llama-3.2-1b": LLAMA,
+    "llama-3.1-8b": WIDE,
+    "gemma-2-2b": GEMMA,
+    "pythia-1.4b": PYTHIA,
+    "qwen3-30b-a3b": QWEN3_MOE,
+    "moonlight-16b-a3b": MOONLIGHT,
+    "granite-4.0-h-350m": GRANITE_H,
+    "lfm2-350m": LFM2,
+    "qwen2.5-7b": SEVEN,
+}
+"""The published widths with two or four layers: large-pool segments are exercised, and it stays short; one is whole."""
 
 
 class Case(NamedTuple):
@@ -89,6 +176,10 @@ class Case(NamedTuple):
     accumulation_steps: int = 1
     needs: str | None = None
     """A library beside torch, transformers and peft."""
+    tokens: int = 1024
+    """In each of the two rows."""
+    run: int = 1
+    """In which of this script's runs it was measured first."""
 
 
 LORA: dict[str, Any] = {"lora": {"rank": 16}}
@@ -107,6 +198,22 @@ CASES = [
     Case("lora-accumulated", "qwen2.5-0.5b", "bf16", {"lora": {"rank": 16, "dropout": 0.1}}, accumulation_steps=2),
     Case("lora-fp16", "llama-3.2-1b", "fp16", LORA),
     Case("lora-wide", "llama-3.1-8b", "bf16", LORA),
+    Case("moe-lora", "qwen3-30b-a3b", "bf16", LORA, run=2),
+    Case("hybrid-lora", "granite-4.0-h-350m", "bf16", LORA, run=2),
+    Case("norms-full", "pythia-1.4b", "bf16", {}, run=2),
+    Case("latent-lora", "moonlight-16b-a3b", "bf16", LORA, run=2),
+    Case("moe-full", "qwen3-30b-a3b", "bf16", {}, run=2),
+    Case(
+        "moe-qlora", "qwen3-30b-a3b", "bf16", {**LORA, "quantization": {"scheme": "nf4"}}, needs="bitsandbytes", run=2
+    ),
+    Case("full-long", "qwen2.5-0.5b", "bf16", {}, tokens=2048, run=2),
+    Case("full-8bit", "llama-3.2-1b", "bf16", {"optimizer": {"name": "adamw_8bit"}}, needs="bitsandbytes", run=2),
+    Case("dora", "llama-3.2-1b", "bf16", {"lora": {"rank": 16, "use_dora": True}}, run=2),
+    Case("saved-head", "llama-3.1-8b", "bf16", {"lora": {"rank": 16, "modules_to_save": ["lm_head"]}}, run=2),
+    Case("conv-lora", "lfm2-350m", "bf16", LORA, run=2),
+    Case("hybrid-full", "granite-4.0-h-350m", "bf16", {}, run=2),
+    Case("whole-qlora", "qwen2.5-7b", "bf16", {**LORA, "quantization": {"scheme": "nf4"}}, needs="bitsandbytes", run=2),
+    Case("whole-lora", "qwen2.5-7b", "bf16", {**LORA, "loss": "chunked"}, run=2),
 ]
 """In the order of what is missed most where time runs out."""
 

@@ -35,15 +35,14 @@ from foretune.models import ModelShape, shape_from_config
 from foretune.runtime.libraries import installed_versions
 
 DEVICE = "cuda"
-ROWS, TOKENS = 2, 1024
-PADDING = TOKENS // 4
+ROWS = 2
 MAX_HISTORY = 1_000_000
 NOTED = ("torch", "transformers", "peft", "bitsandbytes", "accelerate", "numpy", "triton", "huggingface_hub")
 
 
 def config_of(case: Case) -> TrainingConfig:
     """The configuration as the contract has it."""
-    batch = {"micro_batch_size": ROWS, "sequence_length": TOKENS, "accumulation_steps": case.accumulation_steps}
+    batch = {"micro_batch_size": ROWS, "sequence_length": case.tokens, "accumulation_steps": case.accumulation_steps}
     fields = {"model": {"id": f"truth/{case.model}"}, "precision": {"dtype": case.dtype}, "batch": batch}
     return TrainingConfig.create(**{**fields, **case.fields})
 
@@ -77,7 +76,7 @@ def called_as(case: Case) -> Iterator[None]:
 
     def forward(self: TrainingStep, input_ids_BS: Tensor, targets_BS: Tensor) -> Tensor:
         mask_BS = torch.ones_like(input_ids_BS)
-        mask_BS[0, -PADDING:] = 0
+        mask_BS[0, -(case.tokens // 4) :] = 0
         return token_loss_sum(
             self.model(input_ids=input_ids_BS, attention_mask=mask_BS, use_cache=False).logits, targets_BS
         )
@@ -368,7 +367,7 @@ class Run:
 
         settings, steps = self.config.optimizer, self.config.batch.accumulation_steps
         self.optimizer = make_optimizer(settings, self.trained)
-        num_targets = steps * (ROWS * TOKENS - PADDING)
+        num_targets = steps * (ROWS * self.case.tokens - self.case.tokens // 4)
         for update in range(NUM_UPDATES):
             self.meter.suffix = "" if update == 0 else " (later)"
             run_update(self.step, self.batches(steps), num_targets, self.optimizer, settings, self.trained)
@@ -386,8 +385,9 @@ class Run:
 
         from foretune.runtime.loss import IGNORED
 
-        ids_BS, targets_BS = (torch.randint(MODELS[self.case.model]["vocab_size"], (ROWS, TOKENS)) for _ in range(2))
-        targets_BS[0, -PADDING:] = IGNORED
+        size, num_words = (ROWS, self.case.tokens), MODELS[self.case.model]["vocab_size"]
+        ids_BS, targets_BS = (torch.randint(num_words, size) for _ in range(2))
+        targets_BS[0, -(self.case.tokens // 4) :] = IGNORED
         return ids_BS.to(DEVICE), targets_BS.to(DEVICE)
 
     def enter_loss(self, *_: Any) -> None:

@@ -70,13 +70,14 @@ def configs(types: list[str], files: list[str]) -> Iterator[tuple[str, dict[str,
 
 def training(arguments: Any, method: str, batch: int, attention: str, stack: StackProfile) -> TrainingConfig:
     """One way to train."""
+    is_clipped = any(setting.startswith("optimizer.max_grad_norm=") for setting in arguments.set)
     absent = {"full": ("lora.", "quantization."), "lora": ("quantization.",)}.get(method, ())
     overrides = [
         f"gradient_checkpointing={str(not arguments.keeps_activations).lower()}",
         f"attention={attention}",
         f"batch.micro_batch_size={batch}",
         f"batch.sequence_length={arguments.tokens}",
-        *(["optimizer.max_grad_norm=null"] if stack.loss != "own" else []),
+        *(["optimizer.max_grad_norm=null"] if stack.loss != "own" and not is_clipped else []),
         *(setting for setting in arguments.set if not setting.startswith(absent or "-")),
     ]
     return build_config({"model.id": "test/model"}, overrides=overrides, method=method).config

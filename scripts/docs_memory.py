@@ -200,7 +200,6 @@ def _split(text: str) -> tuple[str, str, str]:
 
 def _refused() -> str:
     rows = [f"| `{r.field}: {str(r.value).lower()}` | {r.what} | {r.instead} |" for r in REFUSED_SETTINGS]
-    rows.append("| `lora.modules_to_save` | a module trained whole beside adapters | Leave it empty. |")
     return "\n".join(
         [
             "## Refused by name\n",

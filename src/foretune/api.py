@@ -493,7 +493,7 @@ def score(
 
         require_libraries("torch", "transformers", "peft")
     answer = _estimated if engine == "estimated" else _traced
-    return score_rows(read_observations(file), engine, answer, workers=workers)
+    return score_rows(read_observations(file), answer, workers=workers)
 
 
 def _estimated(request: "Request") -> tuple[MemoryEstimate, Verdict | None]:

@@ -63,13 +63,13 @@ def test_sources_and_foreign_rows_stand_apart_and_the_whole_last() -> None:
 
 def test_what_is_not_measured_is_predicted_and_in_no_sum() -> None:
     row = observation(measured={"peak_active_bytes": 5})
-    report = report_of(score_rows([row], "estimated", estimated), "estimated")
+    report = report_of(score_rows([row], estimated), "estimated")
     assert len(report.predictions) == 1
     assert report.summary == ()
 
 
 def test_figures_are_the_answers_and_so_are_the_margins() -> None:
-    (row,) = [row for row in score_rows([observation()], "estimated", estimated) if isinstance(row, Prediction)]
+    (row,) = [row for row in score_rows([observation()], estimated) if isinstance(row, Prediction)]
     answer, _ = estimated(request_of(observation()).request)
     margin = answer.safety_margin_bytes
     assert (row.allocated_bytes, row.reserved_bytes) == (answer.allocated_bytes, answer.reserved_bytes)

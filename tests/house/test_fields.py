@@ -15,12 +15,14 @@ CHANGES_BYTES: dict[str, tuple[Any, dict[str, Any]]] = {
     "model.id": ("gpt2", {}),
     "precision.dtype": ("fp32", {}),
     "precision.adapter_dtype": ("bf16", {}),
-    "quantization.scheme": ("nf4", {}),
+    "quantization.scheme": ("int8", {}),
     "quantization.double_quant": (False, {"quantization.scheme": "nf4"}),
     "quantization.compute_dtype": ("fp32", {"quantization.scheme": "nf4"}),
     "lora.rank": (64, {}),
     "lora.dropout": (0.1, {}),
     "lora.targets": ("attention", {}),
+    "lora.modules_to_save": (["norm"], {}),
+    "lora.use_dora": (True, {}),
     "optimizer.name": ("sgd", {}),
     "optimizer.implementation": ("foreach", {}),
     "optimizer.momentum": (0.9, {"optimizer.name": "sgd"}),
@@ -66,8 +68,6 @@ RECORDED_ONLY: dict[str, tuple[Any, dict[str, Any]]] = {
 # Field: a value that the contract or the estimator refuses by the field's name, and what else is needed.
 REFUSED: dict[str, tuple[Any, dict[str, Any]]] = {
     "device": ("cpu", {"precision.dtype": "fp32"}),
-    "lora.modules_to_save": (["lm_head"], {}),
-    "lora.use_dora": (True, {}),
     "batch.packing": (True, {}),
     "parallelism": ("ddp", {}),
 }
@@ -76,7 +76,6 @@ REFUSED: dict[str, tuple[Any, dict[str, Any]]] = {
 REFUSED_VALUES: dict[str, tuple[Any, dict[str, Any]]] = {
     "attention": ("flash_attention_2", {}),
     "loss": ("liger", {}),
-    "quantization.scheme": ("int8", {}),
 }
 
 

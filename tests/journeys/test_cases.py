@@ -97,10 +97,19 @@ def test_case_014_trained_embeddings_of_a_tied_model_are_refused(refusal, vram: 
     assert (error["code"], error["problems"][0]["field"]) == ("unsupported", "lora.modules_to_save")
 
 
-def test_case_015_trained_embeddings_beside_qlora_are_refused(refusal) -> None:
-    saved = "lora.modules_to_save=[embed_tokens,lm_head]"
-    error = refusal(*for_model("qwen2.5-7b", "--method", "qlora", "--set", saved, "--vram", "24"))
-    assert (error["code"], error["problems"][0]["field"]) == ("unsupported", "lora.modules_to_save")
+def test_case_015_trained_embeddings_beside_qlora_cost_a_copy_gradients_and_both_states(estimate) -> None:
+    """The report's library keeps all four in fp32; PEFT's copy has the model's dtype, two bytes each."""
+    words = ("--method", "qlora", "--vram", "24")
+    saved = ("--set", "lora.modules_to_save=[embed_tokens,lm_head]")
+    without, beside = estimate("qwen2.5-7b", *words), estimate("qwen2.5-7b", *words, *saved)
+    trained = 2 * 152_064 * 3_584
+    assert beside["trainable_params"] - without["trainable_params"] == trained
+    parts = [
+        beside["components_bytes"][name] - without["components_bytes"][name]
+        for name in ("adapters", "gradients", "optimizer states")
+    ]
+    assert parts == [2 * trained, pytest.approx(2 * trained, rel=0.1), pytest.approx(4 * trained, rel=1e-6)]
+    assert beside["need_bytes"] > without["need_bytes"] + 7 * trained
 
 
 @pytest.mark.parametrize("model", ["qwen2.5-0.5b", "qwen2.5-3b", "llama-3.1-8b"])

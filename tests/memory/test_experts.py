@@ -166,12 +166,30 @@ MIXED: list[dict[str, Any]] = [
         "moe_layer_interval": 1,
     },
     {"model_type": "hunyuan_v1_moe", "num_experts": 8, "moe_topk": 2},
+    {"model_type": "phimoe", "num_local_experts": 4, "lm_head_bias": True},
+    {
+        "model_type": "llama4_text",
+        "num_local_experts": 4,
+        "num_experts_per_tok": 1,
+        "intermediate_size_mlp": 96,
+        "interleave_moe_layer_step": 2,
+        "attention_chunk_size": 16,
+    },
+    {
+        "model_type": "mimo_v2_flash",
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "v_head_dim": 8,
+        "partial_rotary_factor": 0.5,
+        "sliding_window": 8,
+    },
+    {"model_type": "minimax", "num_local_experts": 4, "num_experts_per_tok": 2, "block_size": 24},
     {"model_type": "gpt_oss", "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 8},
 ]
 
 
 def training(model_type: str, method: str, *more: str) -> TrainingConfig:
-    attention = "eager" if model_type == "gpt_oss" else "sdpa"
+    attention = "eager" if model_type in ("gpt_oss", "mimo_v2_flash") else "sdpa"
     overrides = ["batch.accumulation_steps=2", "batch.sequence_length=64", f"attention={attention}", *more]
     return build_config({"model.id": "a/model"}, overrides=overrides, method=method).config
 

@@ -9,7 +9,6 @@ from foretune.contract import TrainingConfig
 from foretune.errors import ConfigError, UnsupportedError
 from foretune.memory import PROFILES, estimate_memory
 from foretune.memory.estimate import record
-from foretune.memory.families.litgpt_head import HeldInputs
 from foretune.memory.families.litgpt_ops import split
 from foretune.memory.ops import linear
 from foretune.memory.tape import Tensor, recording
@@ -101,17 +100,6 @@ def test_a_quantized_base_keeps_the_inputs_of_the_last_graph_too() -> None:
     more = growth("qlora") - growth("lora")
     assert held + head <= more <= held + head + unpacked
     assert growth("lora") >= 4 * T * V
-
-
-def test_what_a_graph_holds_goes_with_it_and_not_earlier() -> None:
-    with recording(PROFILES["litgpt-0.4"].device_rules()) as tape:
-        held = HeldInputs()
-        held.of_layer(0).append(Tensor((4, 4), "f32"))
-        held.begin_graph()
-        held.of_layer(0).append(Tensor((8, 4), "f32"))
-        held.let_go()
-        assert [size for _, size in tape.events] == [64, 128, -1]
-        assert [len(held.now[0]), len(held.before[0])] == [1, 0]
 
 
 @pytest.mark.parametrize("stack", STACKS)

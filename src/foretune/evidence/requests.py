@@ -14,7 +14,7 @@ from foretune.contract import TrainingConfig
 from foretune.devices import DeviceSpec, multiprocessors_like
 from foretune.errors import ConfigError, UnsupportedError
 from foretune.evidence.observations import UNKNOWN, LoraFacts, Observation, TrainingFacts
-from foretune.evidence.stacks import EngineName, choose_stack
+from foretune.evidence.stacks import choose_stack
 from foretune.memory import StackProfile
 from foretune.models import WITHOUT_CLASS, ModelShape, shape_from_config
 from foretune.values import Value
@@ -179,7 +179,7 @@ _REFUSALS = (
 """Asked in this order; the first that applies is the reason."""
 
 
-def request_of(row: Observation, engine: EngineName = "estimated") -> Asked:
+def request_of(row: Observation) -> Asked:
     """Return what an engine is asked about a row.
 
     Raises UnsupportedError with the reason why it is not asked, and ConfigError for a model or settings that make no
@@ -190,7 +190,7 @@ def request_of(row: Observation, engine: EngineName = "estimated") -> Asked:
             raise UnsupportedError(refusal.reason(row))
     assert row.model.config is not None
     shape = _shape(row.model.id, row.model.config)
-    choice = choose_stack(row, engine)
+    choice = choose_stack(row)
     because = [*choice.foreign_because]
     if shape.model_type in WITHOUT_CLASS:
         because.append(f"the code of {shape.model_type} models is remote, and of its time")

@@ -9,7 +9,6 @@ from typing import Literal, NamedTuple
 from foretune.errors import ForetuneError
 from foretune.evidence.observations import Measured, Observation
 from foretune.evidence.requests import Asked, Request, request_of
-from foretune.evidence.stacks import EngineName
 from foretune.memory import ByteRange, MemoryEstimate, Verdict
 from foretune.values import Value
 
@@ -102,15 +101,13 @@ _Answer = _Figures | str
 """Figures, or the reason of a refusal."""
 
 
-def score_rows(
-    rows: Iterable[Observation], name: EngineName, engine: Engine, *, workers: int = 1
-) -> Iterator[Prediction | Refusal]:
+def score_rows(rows: Iterable[Observation], engine: Engine, *, workers: int = 1) -> Iterator[Prediction | Refusal]:
     """Yield for each row, in order, its prediction or the reason why there is none.
 
     What several rows ask is answered once. An error of ours is a reason; anything else is raised. With more than one
     worker, requests are answered by so many processes.
     """
-    asked = ((row, _asked(row, name)) for row in rows)
+    asked = ((row, _asked(row)) for row in rows)
     for row, question, answer in _answered(asked, engine) if workers < 2 else _shared(asked, engine, workers):
         if isinstance(question, str) or isinstance(answer, str):
             reason = question if isinstance(question, str) else str(answer)
@@ -124,9 +121,9 @@ _Question = tuple[Observation, Asked | str]
 _Answered = tuple[Observation, Asked | str, _Answer | None]
 
 
-def _asked(row: Observation, engine: EngineName) -> Asked | str:
+def _asked(row: Observation) -> Asked | str:
     try:
-        return request_of(row, engine)
+        return request_of(row)
     except ForetuneError as error:
         return _first_sentence(error)
 

@@ -82,8 +82,8 @@ _LOGITS_NEVER_WHOLE = frozenset({"liger_fused", "cut_cross_entropy"})
 _VERSIONED = ("torch", "transformers", "peft", "bitsandbytes")
 
 
-def choose_stack(row: Observation, engine: EngineName = "estimated") -> StackChoice:
-    """Return the profile of a row's driver, platform and versions, or the nearest one that an engine runs."""
+def choose_stack(row: Observation) -> StackChoice:
+    """Return the profile of a row's driver, platform and versions, or the nearest one."""
     software = row.software
     for known in _KNOWN:
         is_driver = known.driver == software.driver and known.os in (None, software.os)
@@ -94,9 +94,6 @@ def choose_stack(row: Observation, engine: EngineName = "estimated") -> StackCho
             break
     else:
         profile, because = _nearest(row), [f"no profile describes the driver {software.driver}"]
-    if engine == "traced" and profile.model_code != "transformers":
-        because.append(f"the trace has no {profile.model_code}")
-        profile = _nearest(row)
     if row.training.loss in _LOGITS_NEVER_WHOLE and profile.loss_kernel == "none":
         profile = FORETUNE  # the only one with a loss in chunks
     return StackChoice(profile, (*because, *_other_program(row, profile)))

@@ -36,6 +36,10 @@ class Facts(NamedTuple):
     adapted: tuple[Projection, ...]
     trainable_params: int
     quantized_params: int
+    magnitudes: int = 0
+    """DoRA's: one for each row of an adapted layer."""
+    whole_params: int = 0
+    """Parameters of modules that are trained whole beside adapters."""
 
     @property
     def tokens(self) -> int:
@@ -61,26 +65,34 @@ def weights(facts: Facts) -> Inputs:
     Source: Dettmers et al. 2023 (QLoRA), section 3; bitsandbytes/functional.py, quantize_4bit.
     """
     item = ITEM[facts.config.precision.dtype]
-    return {"P": facts.shape.total_params, "Q": facts.quantized_params, "s": item}
+    return {"P": facts.shape.loaded_params, "Q": facts.quantized_params, "s": item}
 
 
 def adapters(facts: Facts) -> Inputs:
-    """The matrices A and B of each adapted layer.
+    """The matrices A and B of each adapted layer; DoRA's magnitudes; copies of modules that are trained whole.
 
-    Formula: s*r*(sum of in + out over the adapted layers). r: rank; s: bytes of one.
-    Source: Hu et al. 2021 (LoRA), section 4.1; PEFT keeps them in fp32 (autocast_adapter_dtype).
+    Formula: s*r*(sum of in + out over the adapted layers), with DoRA s*m more, and t*M for modules trained whole, whose
+    originals stay. r: rank; s: bytes of one; m: outputs of the adapted layers; M: parameters of those modules;
+    t: bytes of one, which are the base's.
+    Source: Hu et al. 2021 (LoRA), section 4.1; PEFT keeps adapters in fp32 (autocast_adapter_dtype), and copies modules
+    as they are (peft/utils/other.py, ModulesToSaveWrapper).
     """
     lora = facts.config.lora
     width = sum((p.in_features + p.out_features) * len(p.layers) for p in facts.adapted)
     item = ITEM[facts.config.precision.adapter_dtype]
-    return {"r": lora.rank if lora else 0, "sum of in + out": width if lora else 0, "s": item}
+    inputs = {"r": lora.rank if lora else 0, "sum of in + out": width if lora else 0, "s": item}
+    if facts.magnitudes:
+        inputs["m"] = facts.magnitudes
+    if facts.whole_params:
+        inputs |= {"M": facts.whole_params, "t": ITEM[facts.config.precision.dtype]}
+    return inputs
 
 
 def gradients(facts: Facts) -> Inputs:
     """Gradients that are alive at the peak.
 
-    Formula: at most s*G, once backward has ended. G: trained parameters; s: bytes of one. In backward they appear
-    layer by layer, so at a peak in its first layers there are few.
+    Formula: at most s*G, once backward has ended. G: trained parameters; s: bytes of one (of a module trained whole
+    the base's). In backward they appear layer by layer, so at a peak in its first layers there are few.
     Source: torch/csrc/autograd/functions/accumulate_grad.h.
     """
     return {"G": facts.trainable_params, "s": facts.trained_item_bytes}

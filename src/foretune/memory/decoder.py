@@ -6,6 +6,7 @@ Follows transformers 5.24: models/llama/modeling_llama.py for the walk, masking_
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal, NamedTuple
 
+from foretune.errors import UnsupportedError
 from foretune.memory import blocks, ops
 from foretune.memory.blocks import Module, RmsNorm, call
 from foretune.memory.kernels import AttentionKernels
@@ -53,16 +54,29 @@ class Decoder:
     """The order in which the class passes its layers' keywords is the order in which they die."""
     mask_kwargs: ClassVar[bool] = False
     """The class keeps the mask's arguments in a dictionary of its own (mask_kwargs)."""
+    masks_are_lazy: ClassVar[bool] = False
+    """That dictionary is closed over by the functions that make the masks (dots1, llama4)."""
     masks_know_positions: ClassVar[bool] = True
     """The class passes positions to its masks, which look for packed rows in them (not so gpt_oss)."""
     parameters_in_32bit: ClassVar[frozenset[str]] = frozenset()
     """Parameters of a layer that the class makes and keeps in fp32 (_keep_in_fp32_modules_strict)."""
+    caps_logits: ClassVar[bool] = True
+    """The class applies the cap on logits that its config names."""
+    scales_before_head: ClassVar[bool] = False
+    """The class scales what enters the head (minicpm3)."""
     scales_logits: ClassVar[bool] = False
     """The class multiplies or divides its logits by a number (granite, cohere)."""
+    rebinds_embeddings: ClassVar[bool] = False
+    """The dropout's result takes the place of the embeddings, which are not held beside it (phi)."""
+    num_last_alone: ClassVar[int] = 1
+    """Layers at the end that stand for themselves alone: two where the gradient that enters the last layer is handed on
+    in another way (templates.find_stand_ins)."""
     own_activations: ClassVar[frozenset[str]] = frozenset()
     """Activations beyond blocks.ACTIVATIONS: with parameters of their own."""
     logits_in_32bit: ClassVar[bool] = False
-    """The class hands its logits back in fp32 (mamba2, nemotron_h)."""
+    """The class hands its logits back in fp32 (mamba2, nemotron_h, mllama)."""
+    has_causal_name: ClassVar[bool] = True
+    """The causal class is called ...ForCausalLM, by which Transformers finds its loss."""
     kernel_packages: ClassVar[str] = ""
     """Packages whose kernels would run in the place of the class's own torch code, which is what runs here."""
     embedding_name: ClassVar[str] = "model.embed_tokens.weight"
@@ -109,13 +123,16 @@ class Decoder:
         position_ids: Tensor | None = None,
         cache: "Cache | None" = None,
         inputs_embeds: Tensor | None = None,
+        attention_mask: dict[str, Tensor | None] | None = None,
     ) -> tuple[Tensor, Any]:
         """Run the backbone; returns the normed hidden states and the cache.
 
-        The arguments that nobody passes stand in the signature as in the class's forward: locals die in that order.
+        Who stands around the language model passes masks and embeddings. The arguments that nobody passes stand in the
+        signature as in the class's forward: locals die in that order.
         """
         tape = current()
-        inputs_embeds = self.embed(input_ids)
+        if inputs_embeds is None:
+            inputs_embeds = self.embed(input_ids)
         if run.embeddings_want_grad:
             inputs_embeds.needs_grad = True  # enable_input_require_grads: a leaf
         inputs_embeds = self.after_embedding(inputs_embeds)
@@ -124,15 +141,20 @@ class Decoder:
         position_ids = unsqueeze(position_ids, 0)
         hidden_states, _position_embeds = self.begin(inputs_embeds, position_ids)
         masks: dict[str, Tensor | None] = {}
-        if self.mask_kwargs:
+        if self.masks_are_lazy:
+            closed_over = {"inputs_embeds": inputs_embeds, "position_ids": position_ids}
+            _functions = (lambda: closed_over,)  # what a function closes over dies after all locals
+        elif self.mask_kwargs and attention_mask is None:
             _mask_kwargs = {"inputs_embeds": inputs_embeds, "position_ids": position_ids}
             if not self.masks_know_positions:
                 del _mask_kwargs["position_ids"]
-        masks = self.masks(run, inputs_embeds)
+        masks = self.masks(run, inputs_embeds) if attention_mask is None else attention_mask
         if type(self).rescaled is not Decoder.rescaled:
             inputs_embeds = hidden_states = self.rescaled(inputs_embeds)
         hidden_states, _late_embeds = self.begin_after_masks(hidden_states, position_ids)
         hidden_states = self.after_masks(hidden_states)
+        if self.rebinds_embeddings:
+            inputs_embeds = hidden_states
         tables = self.position_tables(hidden_states, position_ids)
         hidden_states = self.before_layers(hidden_states)
         for i, layer in enumerate(self.layers):
@@ -260,9 +282,8 @@ class RunOptions:
         table = _mask_table(b, s, padding, window is not None)
         if self.attention != "eager":
             return table
-        zero, least = Tensor((), inputs_embeds.dtype), Tensor((), inputs_embeds.dtype)
-        out = Tensor((b, 1, s, s), inputs_embeds.dtype)
-        del least, zero, table, padding
+        out = _additive_mask(table, inputs_embeds.dtype)
+        del table, padding
         return out
 
     def ask_whether_padded(self) -> None:
@@ -271,6 +292,28 @@ class RunOptions:
             equal = Tensor(self.padding.shape, "bool")
             _answer = Tensor((), "bool")
             del equal
+
+    def chunked_mask(self, inputs_embeds: Tensor, chunk: int) -> Tensor | None:
+        """create_chunked_causal_mask (transformers/masking_utils.py), without padding: chunks begin with the row."""
+        b, s = self.micro_batch_size, self.sequence_length
+        if self.padding is not None:
+            raise UnsupportedError("Attention in chunks under a padding mask is not estimated yet.")
+        _ask_whether_packed(b, s)
+        _left_padding_tokens = Tensor((b,), "i64")
+        if self.attention == "sdpa" and s < chunk:
+            return None
+        table = _chunked_table(b, s)
+        if self.attention == "sdpa":
+            return table
+        return _additive_mask(table, inputs_embeds.dtype)
+
+
+def _additive_mask(table: Tensor, dtype: str) -> Tensor:
+    """eager_mask: where(table, 0, least), both on the device."""
+    zero, least = Tensor((), dtype), Tensor((), dtype)
+    out = Tensor(table.shape, dtype)
+    del least, zero
+    return out
 
 
 def _ask_whether_packed(b: int, s: int) -> None:
@@ -300,15 +343,15 @@ def _mask_table(b: int, s: int, padding: Tensor | None, has_window: bool) -> Ten
     batch, head = Tensor((b,), "i64"), Tensor((1,), "i64")
     q = add_scalar(Tensor((s,), "i64"))
     kv = add_scalar(Tensor((s,), "i64"))
+    one = Tensor((), "bool") if padding is not None else None
     table = _and_masks(s) if has_window else Tensor((1, 1, s, s), "bool")
     if padding is not None:
-        one = Tensor((), "bool")
         causal = table
         allowed = Tensor((1, 1, s, s), "bool")
-        del causal, one
+        del table, causal, one
         rows, columns = Tensor((b, 1, 1, s), "i64"), Tensor((b, 1, 1, s), "i64")  # made contiguous for the kernel
         index = Tensor((b, 1, 1, s), "bool")
-        del columns, rows
+        del rows, columns
         table = Tensor((b, 1, s, s), "bool")
         del index, allowed
     del batch, head, q, kv
@@ -330,6 +373,37 @@ def _and_masks(s: int) -> Tensor:
     del causal
     result = both
     return result  # noqa: RET504
+
+
+def _chunked_table(b: int, s: int) -> Tensor:
+    """sdpa_mask with chunked_overlay: True where key and query are in one chunk, and the key is not later."""
+    batch, head = Tensor((b,), "i64"), Tensor((1,), "i64")
+    q = add_scalar(Tensor((s,), "i64"))
+    kv = add_scalar(Tensor((s,), "i64"))
+    result = Tensor((), "bool")
+    of_keys = _chunk_numbers(b, (s,))
+    of_queries = _chunk_numbers(b, (s, 1))
+    overlay = Tensor((b, 1, s, s), "bool")
+    del of_keys, of_queries
+    both = Tensor((b, 1, s, s), "bool")
+    del overlay
+    result = both
+    del both
+    causal = Tensor((1, 1, s, s), "bool")
+    both = Tensor((b, 1, s, s), "bool")
+    del causal
+    result = both
+    del both, batch, head, q, kv
+    return result
+
+
+def _chunk_numbers(b: int, size: tuple[int, ...]) -> Tensor:
+    """(idx - left_padding[batch_idx]) // chunk_size."""
+    return ops.like(_less_padding(Tensor((b, 1, 1, 1), "i64"), size))
+
+
+def _less_padding(padding: Tensor, size: tuple[int, ...]) -> Tensor:
+    return Tensor((padding.shape[0], 1, *((1,) * (2 - len(size))), *size), "i64")
 
 
 class Cache:

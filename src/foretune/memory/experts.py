@@ -37,6 +37,8 @@ __all__ = [
     "grouped_product",
     "masked_fill",
     "max_last",
+    "repeat_rows",
+    "scatter_in_place",
     "scatter_value",
     "sigmoid",
     "sort",
@@ -181,6 +183,25 @@ def scatter_value(t: Tensor, index: Tensor) -> Tensor:
     if node:
         node.save(index)
     return attach(node, like(t))
+
+
+def scatter_in_place(t: Tensor, index: Tensor, source: Tensor) -> Tensor:
+    """scatter_ into a tensor that wants no gradient: nothing; saves the index; backward gathers the source's (n*s)."""
+    node = node_for(lambda grads, node, index: (Tensor(index.shape, _only(grads).dtype),), source)
+    if node is None:
+        return t
+    node.save(index)
+    return attach(node, t.detach())
+
+
+def repeat_rows(t: Tensor, times: int) -> Tensor:
+    """repeat(times, 1): n*s; backward sums over the repetitions."""
+    rows, width = t.shape
+
+    def formula(grads: Grads, node: Node) -> Grads:
+        return [sum_over(view(_only(grads), times, rows, width), 0)]
+
+    return attach(node_for(formula, t), Tensor((times * rows, width), t.dtype))
 
 
 def masked_fill(t: Tensor, mask: Tensor) -> Tensor:

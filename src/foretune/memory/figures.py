@@ -78,33 +78,35 @@ def facts_of(config: TrainingConfig, shape: ModelShape) -> Facts:
     lora = config.lora
     adapted = () if lora is None else resolve_targets(shape, lora.targets, lora.modules_to_save)
     trainable = shape.text_params - shape.frozen_params if lora is None else lora_parameters(adapted, lora.rank)
-    if config.lora is not None:
-        trainable += _trained_beside(config, config.lora, shape, adapted)
+    magnitudes = whole = 0
+    if lora is not None:
+        magnitudes = sum(p.out_features * len(p.layers) for p in adapted) if lora.use_dora else 0
+        whole = _trained_whole(config, lora, shape, adapted)
     quantized = quantizable_params(shape)
-    return Facts(config, shape, adapted, trainable, quantized if config.quantization is not None else 0)
+    quantized += sum(p.num_elements for tower in shape.towers for p in tower.parameters if p.role == "linear")
+    return Facts(
+        config=config,
+        shape=shape,
+        adapted=adapted,
+        trainable_params=trainable + magnitudes + whole,
+        quantized_params=quantized if config.quantization is not None else 0,
+        magnitudes=magnitudes,
+        whole_params=whole,
+    )
 
 
-def _trained_beside(
+def _trained_whole(
     config: TrainingConfig, lora: LoraSettings, shape: ModelShape, adapted: tuple[Projection, ...]
 ) -> int:
-    """Count DoRA's magnitudes and the parameters of modules that are trained whole (PEFT matches ends of names).
+    """Count the parameters of modules that are trained whole (PEFT matches ends of names).
 
     Raises ConfigError for a module that is not there, which PEFT would pass over in silence, and UnsupportedError for
     what PEFT would not train so: embeddings whose weight is the head's too (a copy that the head does not have), a
     quantized layer, an adapted one, a module made of others.
     """
-    total = sum(p.out_features * len(p.layers) for p in adapted) if lora.use_dora else 0
     if not lora.modules_to_save:
-        return total
+        return 0
     modules = [(spec.name.rpartition(".")[0], spec.num_elements) for _, spec in shape.parameters()]
-    for name in lora.modules_to_save:
-        if not any(module.endswith(name) for module, _ in modules):
-            tied = " Its head is the embeddings' weight." if shape.tied_embeddings else ""
-            raise ConfigError(
-                f"lora.modules_to_save: {name[:60]!r} is no module of {shape.id} with weights of its own.{tied}",
-                hint="`foretune models show MODEL` lists its parts.",
-                field="lora.modules_to_save",
-            )
     embedding = next((spec.name for spec in shape.before if spec.role == "embedding"), "").rpartition(".")[0]
     if shape.tied_embeddings and embedding.endswith(tuple(lora.modules_to_save)):
         raise UnsupportedError(
@@ -113,8 +115,16 @@ def _trained_beside(
             hint="Leave it out, or choose a model with a head of its own.",
             field="lora.modules_to_save",
         )
+    for name in lora.modules_to_save:
+        if not any(module.endswith(name) for module, _ in modules):
+            tied = " Its head is the embeddings' weight." if shape.tied_embeddings else ""
+            raise ConfigError(
+                f"lora.modules_to_save: {name[:60]!r} is no module of {shape.id} with weights of its own.{tied}",
+                hint="`foretune models show MODEL` lists its parts.",
+                field="lora.modules_to_save",
+            )
     _require_whole_modules(config, lora, shape, adapted, {module for module, _ in modules})
-    return total + sum(count for module, count in modules if module.endswith(tuple(lora.modules_to_save)))
+    return sum(count for module, count in modules if module.endswith(tuple(lora.modules_to_save)))
 
 
 def _require_whole_modules(
@@ -286,7 +296,10 @@ def _untested_paths(
         texts.append("the 8-bit base (no column is taken to have outliers)")
     if config.loss == "liger":
         texts.append("Liger's loss on this stack")
-    if config.lora is None and config.batch.micro_batch_size * config.batch.sequence_length > SORTED_FROM_TOKENS:
+    if config.lora is not None and config.lora.use_dora and config.quantization is not None:
+        texts.append("DoRA on a quantized base")
+    tokens = config.batch.micro_batch_size * config.batch.sequence_length
+    if _trains_embeddings(config, shape) and tokens > SORTED_FROM_TOKENS:
         texts.append(f"the embedding's gradient for more than {SORTED_FROM_TOKENS:,} tokens (sorting them)")
     if config.lora is None and _has_layer_norms(shape):
         texts.append("the gradients of layer norms")
@@ -297,6 +310,13 @@ def _untested_paths(
     if capability is not None and float(capability) >= 10.0:
         texts.append(f"compute capability {capability} (its cuBLAS workspace and attention kernels)")
     return tuple(texts)
+
+
+def _trains_embeddings(config: TrainingConfig, shape: ModelShape) -> bool:
+    if config.lora is None:
+        return True
+    tables = [parameter.name.removesuffix(".weight") for parameter in shape.before if parameter.role == "embedding"]
+    return any(table.endswith(config.lora.modules_to_save) for table in tables)
 
 
 def _has_layer_norms(shape: ModelShape) -> bool:

@@ -17,10 +17,20 @@ from foretune.memory.kernels import MAX_MICROSTEPS
 from foretune.memory.optimizers import Optimizer, Parameters, clip_gradients, make_optimizer
 from foretune.memory.stack import StackProfile
 from foretune.memory.tape import Tensor, backward, current, drop_graph
+from foretune.memory.tiles import finished_loss
 
-__all__ = ["AUTOCAST_DTYPES", "Loop", "Prepared", "TrainerLoop", "emitted_microsteps"]
+__all__ = ["AUTOCAST_DTYPES", "Loop", "Prepared", "TrainerLoop", "TrlLoop", "emitted_microsteps"]
 
 AUTOCAST_DTYPES = {"bf16": "bf16", "fp16": "f16"}
+
+
+class Batch:
+    """A batch on the device. Slots die in alphabetical order, as the entries of the loops' dictionaries do."""
+
+    __slots__ = ("ids", "labels", "mask")
+
+    def __init__(self, ids: Tensor, labels: Tensor, mask: Tensor | None = None) -> None:
+        self.ids, self.labels, self.mask = ids, labels, mask
 
 
 class Prepared(NamedTuple):
@@ -35,6 +45,8 @@ class Prepared(NamedTuple):
     num_standing_for: Mapping[int, int]
     is_deep: bool
     """CPython defers the death of so many nested nodes."""
+    shifts_labels: bool
+    """Trainer counts targets as the class's loss has them."""
     products: list[Tensor]
     """What a class keeps of a forward until its outputs go."""
 
@@ -67,7 +79,7 @@ class Loop:
             for _ in range(emitted_microsteps(config)):
                 tape.enter(f"forward{suffix}")
                 inputs = batch or self.batch()
-                self.prepared.options.padding = inputs[2] if len(inputs) > 2 else None
+                self.prepared.options.padding = inputs.mask
                 outputs = self.call(inputs, f"loss{suffix}")
                 loss, outputs = self._take_loss(loss, outputs)
                 tape.enter(f"backward{suffix}")
@@ -76,8 +88,7 @@ class Loop:
                 if stack.holds_outputs == "no":
                     drop_graph(loss.edge)
                     loss = None
-                    while inputs and not batch:
-                        inputs.pop(0)
+                    del inputs
             tape.enter(f"optimizer{suffix}")
             self.clip()
             optimizer.step()
@@ -107,18 +118,19 @@ class Loop:
         if self.config.optimizer.max_grad_norm is not None:
             clip_gradients(self.prepared.trainable, self.prepared.num_standing_for)
 
-    def batch(self) -> list[Tensor]:
+    def batch(self) -> Batch:
         """Token ids and targets on the device, and a mask where the loop passes one."""
         size = self.config.batch.micro_batch_size, self.config.batch.sequence_length
         ids = Tensor(size, "i64")
         if self.stack.keeps_batch:
-            return [ids, ids]
-        return [ids, *[Tensor(size, "i64") for _ in range(2 if self.stack.passes_mask else 1)]]
+            return Batch(ids, ids)
+        labels = Tensor(size, "i64")
+        return Batch(ids, labels, Tensor(size, "i64") if self.stack.passes_mask else None)
 
-    def call(self, inputs: list[Tensor], phase: str) -> dict[str, Any]:
+    def call(self, inputs: Batch, phase: str) -> dict[str, Any]:
         """Run the caller's forward; Accelerate's wrapper hands its outputs on in fp32."""
         with self.autocast or nullcontext():
-            outputs = self.prepared.head(inputs[0], inputs[1], phase)
+            outputs = self.prepared.head(inputs.ids, inputs.labels, phase)
         self._forget_products()
         if self.stack.converts_outputs and "logits" in outputs and outputs["logits"].dtype != "f32":
             with self.tape.counted_as("logits and loss"):
@@ -140,9 +152,8 @@ class Loop:
         before = tape.is_grad_enabled, tape.is_training, options.is_checkpointed
         tape.is_grad_enabled = tape.is_training = options.is_checkpointed = False
         inputs = self.batch()
-        outputs = self.prepared.head(inputs[0], inputs[1], "evaluation")
-        while inputs:
-            inputs.pop(0)
+        outputs = self.prepared.head(inputs.ids, inputs.labels, "evaluation")
+        del inputs
         del outputs
         tape.is_grad_enabled, tape.is_training, options.is_checkpointed = before
 
@@ -159,10 +170,10 @@ class Loop:
 
     def _end_update(self, loss: Tensor | None, outputs: dict[str, Any] | None) -> tuple[None, None]:
         """The function that made the update returns, and its locals die."""
-        if loss is not None:
-            drop_graph(loss.edge)
         if outputs is not None:
             outputs.clear()
+        if loss is not None:
+            drop_graph(loss.edge)
         return None, None
 
 
@@ -176,7 +187,7 @@ class TrainerLoop(Loop):
         """Run the updates."""
         tape, optimizer = self.tape, self.optimizer()
         total = Tensor((), "f32")
-        batches: list[list[Tensor]] = []
+        batches: list[Batch] = []
         for update in range(num_updates):
             suffix = "" if update == 0 else " (later)"
             tape.enter(f"forward{suffix}")
@@ -192,22 +203,20 @@ class TrainerLoop(Loop):
         self.kept += [batches, inputs, count, reported, total, optimizer]
         tape.enter("save")
 
-    def _collect(self) -> tuple[list[list[Tensor]], Tensor | None]:
+    def _collect(self) -> tuple[list[Batch], Tensor]:
         """All batches of an update, also those whose microsteps repeat another's, and their number of targets."""
         batches = [self.batch() for _ in range(self.config.batch.accumulation_steps)]
-        if not True:
-            return batches, None
-        count: Tensor | None = None
-        for _, labels, *_rest in batches:
-            count = _sum_of(count, _number_of_targets(labels, is_shifted=True))
-        return batches, Tensor((), "f32")
+        for batch in batches:
+            item = _number_of_targets(batch.labels, is_shifted=self.prepared.shifts_labels)
+            count = Tensor((), "i64")  # Python's sum begins with 0
+            del item
+        count = _divided(count)
+        return batches, count
 
-    def _step(self, batch: list[Tensor], count: Tensor | None, suffix: str) -> Tensor:
-        """training_step: the loss is divided twice by Python's numbers."""
-        self.prepared.options.padding = batch[2] if len(batch) > 2 else None
-        loss = self._loss(batch, count, suffix)
-        if count is None:
-            loss = ops.scale(loss)
+    def _step(self, batch: Batch, count: Tensor, suffix: str) -> Tensor:
+        """training_step: the loss is divided by Python's numbers."""
+        self.prepared.options.padding = batch.mask
+        loss = self.loss(batch, count, f"loss{suffix}")
         self.tape.enter(f"backward{suffix}")
         backward(ops.scale(loss))
         self.prepared.options.padding = None
@@ -215,13 +224,23 @@ class TrainerLoop(Loop):
         drop_graph(loss.edge)
         return reported
 
-    def _loss(self, batch: list[Tensor], count: Tensor | None, suffix: str) -> Tensor:
+    def loss(self, batch: Batch, count: Tensor, phase: str) -> Tensor:
         """compute_loss: the outputs die when it returns."""
         self.prepared.head.num_items = count
-        outputs = self.call(batch, f"loss{suffix}")
+        outputs = self.call(batch, phase)
         self.prepared.head.num_items = None
         loss: Tensor = outputs["loss"]
-        return loss if count is None else ops.scale_in_place(loss)
+        return ops.scale_in_place(loss)
+
+
+class TrlLoop(TrainerLoop):
+    """TRL's SFTTrainer, which is a Trainer with a loss of its own in tiles."""
+
+    def loss(self, batch: Batch, count: Tensor, phase: str) -> Tensor:
+        """The loss of each token, and what is logged."""
+        outputs = self.call(batch, phase)
+        with self.tape.counted_as("logits and loss"):
+            return finished_loss(outputs, count, batch.mask)
 
 
 def _number_of_targets(labels: Tensor, *, is_shifted: bool) -> Tensor:
@@ -230,9 +249,8 @@ def _number_of_targets(labels: Tensor, *, is_shifted: bool) -> Tensor:
     return ops.count_all(Tensor(of_batch.shape, "bool"))
 
 
-def _sum_of(total: Tensor | None, item: Tensor) -> Tensor:
-    """Python's sum begins with 0."""
-    return Tensor((), "i64")
+def _divided(count: Tensor) -> Tensor:
+    return Tensor((), "f32")
 
 
 def _is_finite(reported: Tensor) -> None:

@@ -24,6 +24,7 @@ from foretune.memory.ops import (
 )
 from foretune.memory.stack import StackProfile
 from foretune.memory.tape import Grads, Node, Tensor, attach, current, function_node
+from foretune.memory.tiles import TiledHead
 
 __all__ = ["make_head"]
 
@@ -33,6 +34,10 @@ def make_head(loss: str, stack: StackProfile, model_type: str, *arguments: Any, 
     if stack.loss == "own":
         kind = {"stock": StockHead, "chunked": ChunkedHead, "liger": OwnLigerHead}[loss]
         return kind(*arguments, **options)
+    if stack.loss_kernel == "trl":
+        tiled = TiledHead(*arguments, **options)
+        tiled.has_triton = stack.has_triton
+        return tiled
     if stack.loss_kernel == "liger":
         return LigerHead(*arguments, **options)
     if stack.loss == "transformers" and stack.loss_kernel != "triton":

@@ -6,11 +6,18 @@ from foretune.contract import TrainingConfig
 from foretune.devices import DeviceSpec
 from foretune.errors import ConfigError, Problem, UnsupportedError
 from foretune.memory.blocks import ACTIVATIONS
-from foretune.memory.families import DECODERS
+from foretune.memory.families import DECODERS, find_decoder
 from foretune.memory.stack import StackProfile
 from foretune.models import ModelShape
 
-__all__ = ["REFUSED_SETTINGS", "kernel_packages", "require_device", "require_program", "setting_problems"]
+__all__ = [
+    "REFUSED_SETTINGS",
+    "class_problems",
+    "kernel_packages",
+    "require_device",
+    "require_program",
+    "setting_problems",
+]
 
 
 class _Refusal(NamedTuple):
@@ -26,7 +33,12 @@ class _Refusal(NamedTuple):
 
 REFUSED_SETTINGS = (
     _Refusal("device", "cpu", "the memory of a run on the CPU", "Set device: cuda."),
-    _Refusal("batch.packing", True, "a batch of packed rows", "Set batch.packing: false."),
+    _Refusal(
+        "batch.packing",
+        True,
+        "a batch of packed rows (kept apart by a mask or by the kernel: the runtime has not settled which)",
+        "Set batch.packing: false.",
+    ),
 )
 """Each is refused by `estimate`, and by `trace` too unless it says so."""
 
@@ -58,20 +70,13 @@ _UNTRACED = frozenset(
 def require_program(config: TrainingConfig, shape: ModelShape, stack: StackProfile) -> None:
     """Raise UnsupportedError for everything about a request whose program is not written, all at once."""
     problems = [*setting_problems(config, stack, "estimated"), *_shape_problems(config, shape)]
-    problems += _class_problems(shape, stack)
+    problems += class_problems(shape, stack)
+    if stack.loss_kernel == "trl" and shape.count("experts"):
+        text = f"{shape.id}: the routers' loss that the stack {stack.name} adds is not estimated yet."
+        problems.append(Problem(text, "Trace it, or choose a dense model.", None, "model.id"))
     problems += _scan_problems(config, shape, stack)
     if problems:
         raise UnsupportedError.of(problems)
-
-
-def _class_problems(shape: ModelShape, stack: StackProfile) -> list[Problem]:
-    """A model's class that was another one in the stack's Transformers: up to 4.57 experts were linear layers."""
-    is_older = stack.model_code == "transformers" and int(stack.transformers.split(".")[0]) < 5
-    if not (is_older and shape.count("experts")):
-        return []
-    old = f"in Transformers {stack.transformers} they were layers of their own"
-    text = f"{shape.id}: its experts are stacked today; {old}, and that class is not estimated."
-    return [Problem(text, "Take a stack of Transformers 5.", None, "model.id")]
 
 
 def kernel_packages(shape: ModelShape) -> str:
@@ -147,9 +152,24 @@ def _litgpt_problems(config: TrainingConfig, stack: StackProfile, verb: str) -> 
     return [Problem(f"{field} is {what}.", f"Set {field}: {to}.", None, field) for field, what, to in wrong]
 
 
+def class_problems(shape: ModelShape, stack: StackProfile) -> list[Problem]:
+    """Say where a model's class was another one in the stack's Transformers.
+
+    Up to 4.57 experts were linear layers of their own, which are quantized and adapted; today's are stacked.
+    """
+    is_older = stack.model_code == "transformers" and int(stack.transformers.split(".")[0]) < 5
+    if not (is_older and shape.count("experts")):
+        return []
+    text = (
+        f"{shape.id}: its experts are stacked today; in Transformers {stack.transformers} they were layers of "
+        "their own, and that class is not here to be run."
+    )
+    return [Problem(text, "Choose a dense model, or a stack of today.", None, "model.id")]
+
+
 def _shape_problems(config: TrainingConfig, shape: ModelShape) -> list[Problem]:
     family, traits = shape.model_type, shape.traits
-    if shape.code == "transformers" and family not in DECODERS:
+    if find_decoder(shape) is None and family not in DECODERS:
         if family in _TOKEN_LOOPS:
             text = f"{shape.id}: {family} loops over tokens in torch; the memory of a kernel in its place is not known."
             hint = "Choose a family whose layers run in chunks: falcon_h1, granitemoehybrid, nemotron_h, qwen3_5_text."
@@ -163,7 +183,7 @@ def _shape_problems(config: TrainingConfig, shape: ModelShape) -> list[Problem]:
     for key in traits.unwritten:
         text = f"{shape.id} sets {key}, which is not estimated yet."
         problems.append(Problem(text, "`foretune trace` runs it.", None, "model.id"))
-    if shape.tower_params:
+    if find_decoder(shape) is None:
         text = f"{shape.id} has parts beside the language model (vision or audio), which are not estimated yet."
         problems.append(Problem(text, "Use a text-only checkpoint of the family.", None, "model.id"))
     if config.loss == "liger" and traits.final_softcap is not None:
@@ -174,15 +194,25 @@ def _shape_problems(config: TrainingConfig, shape: ModelShape) -> list[Problem]:
         text = f"{shape.id}: the activation {traits.activation!r} has no known kernels."
         problems.append(Problem(text, f"Known are {', '.join(sorted(known))}.", None, "model.id"))
     if shape.refuses_sdpa and config.attention == "sdpa":
-        reasons = {"gpt_oss": "has attention sinks", "mamba2": "has no attention"}
-        what = reasons.get(family, "can cap its attention scores")
+        own = "can cap its attention scores" if family == "gemma2" else "writes out its attention scores"
+        what = {"gpt_oss": "has attention sinks", "mamba2": "has no attention"}.get(family, own)
         text = f"attention is sdpa, but {shape.id} {what}, and Transformers refuses sdpa for it."
         problems.append(Problem(text, "Set attention: eager.", None, "attention"))
     if traits.num_heads and traits.num_kv_heads and traits.num_heads % traits.num_kv_heads:
         text = f"{shape.id}: {traits.num_heads} heads cannot share {traits.num_kv_heads} key/value heads evenly."
         problems.append(Problem(text, "Check num_attention_heads and num_key_value_heads.", None, "model.id"))
+    if family == "opt" and config.loss == "chunked":
+        text = f"loss is chunked: {shape.id} is an OPT, whose backbone lies where the chunked loss does not look."
+        problems.append(Problem(text, "Set loss: stock.", None, "loss"))
+    width = (traits.num_heads or 0) * (traits.head_dim or 0)
+    if family in ("bitnet", "helium") and width != traits.hidden_size:
+        text = f"{shape.id}: {family} needs heads that together are as wide as the model: {width} is not "
+        problems.append(Problem(f"{text}{traits.hidden_size}.", "Check head_dim and hidden_size.", None, "model.id"))
     if family == "falcon" and config.quantization is not None and _has_biases(shape):
         text = f"{shape.id}: Falcon adds in place to a 4-bit layer's output with bias, which torch's autograd forbids."
+        problems.append(Problem(text, "Choose lora without quantization.", None, "quantization"))
+    if "altup_coef_clip" in traits.flags and config.quantization is not None:
+        text = f"{shape.id}: its class clips the weights of its streams in place, which 4-bit weights do not allow."
         problems.append(Problem(text, "Choose lora without quantization.", None, "quantization"))
     if traits.rotary_dim is not None and (traits.rotary_dim < 2 or traits.rotary_dim % 2):
         text = f"{shape.id}: a rotary width of {traits.rotary_dim} cannot be halved, so the model cannot run."

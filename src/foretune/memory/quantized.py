@@ -38,8 +38,8 @@ class Linear4bit:
         self.weight, self.bias = weight, bias
         self.compute_dtype, self.is_nested = compute_dtype, is_nested
         self.has_gemm_4bit = has_gemm_4bit
-        self.held: list[Tensor] | None = None
-        """Where the node's inputs are kept for as long as the graph (bitsandbytes up to 0.42: ctx.tensors = (A, B))."""
+        self.keeps_input = False
+        """The node keeps its input for as long as the graph lives (bitsandbytes up to 0.42: ctx.tensors = (A, B))."""
 
     def __call__(self, x: Tensor) -> Tensor:
         dtype, bias = x.dtype, self.bias
@@ -52,7 +52,9 @@ class Linear4bit:
     def _product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """MatMul4Bit (bitsandbytes/autograd/_functions.py)."""
 
-        def formula(grads: Grads, node: Node) -> Grads:
+        kept = x.detach() if self.keeps_input else None
+
+        def formula(grads: Grads, node: Node, _kept: Tensor | None = kept) -> Grads:
             grad = grads[0]
             assert grad is not None
             weight = to(self.dequantize(), grad.dtype)
@@ -63,8 +65,6 @@ class Linear4bit:
         before, tape.is_grad_enabled = tape.is_grad_enabled, False
         out = self._gemm_4bit(x, bias) if self.has_gemm_4bit else self._dequantized_linear(x, bias)
         tape.is_grad_enabled = before
-        if node and self.held is not None:
-            self.held.append(x.detach())
         return attach(node, out)
 
     def _dequantized_linear(self, x: Tensor, bias: Tensor | None) -> Tensor:

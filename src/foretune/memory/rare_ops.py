@@ -8,12 +8,15 @@ from foretune.memory.tape import Grads, Node, Tensor, attach, current, like_iter
 __all__ = [
     "baddbmm",
     "clamp",
+    "clamp_in_place",
     "expm1",
+    "logsumexp",
     "masked_fill",
     "maximum",
     "minimum",
     "scale_in_place",
     "select",
+    "sigmoid",
     "softplus",
     "sub",
     "where",
@@ -142,16 +145,31 @@ def baddbmm(t: Tensor, batch1: Tensor, batch2: Tensor) -> Tensor:
     return attach(node, out)
 
 
+def _clamp_grad(grads: Grads, node: Node, saved: Tensor) -> Grads:
+    """(self >= min).logical_and_(self <= max), then where: the arguments of C++ are made from the last to the first."""
+    zero = Tensor((), saved.dtype)
+    inside = like(saved, "bool")
+    below = like(saved, "bool")
+    out = like(_grad(grads))
+    del below, inside, zero
+    return [out]
+
+
 def clamp(t: Tensor) -> Tensor:
     """clamp between two numbers: n*s; saves the input; backward compares twice and chooses."""
-
-    def formula(grads: Grads, node: Node, saved: Tensor) -> Grads:
-        return [like(_grad(grads))]
-
-    node = node_for(formula, t)
+    node = node_for(_clamp_grad, t)
     if node:
         node.save(t)
     return attach(node, like(t))
+
+
+def clamp_in_place(t: Tensor) -> Tensor:
+    """clamp_: nothing, or, where a gradient flows, a copy of the input to save."""
+    node = node_for(_clamp_grad, t)
+    if node is None:
+        return t
+    node.save(like(t))
+    return attach(node, t.detach())
 
 
 def _sub_grad(grads: Grads, node: Node) -> Grads:
@@ -162,3 +180,37 @@ def _sub_grad(grads: Grads, node: Node) -> Grads:
 def sub(a: Tensor, b: Tensor) -> Tensor:
     """n*s in the promoted dtype; backward n*s for b (then the engine's sum to a broadcast shape)."""
     return attach(node_for(_sub_grad, a, b), like_iterator(a, b))
+
+
+def logsumexp(t: Tensor) -> Tensor:
+    """logsumexp(-1): rows*s, after the rows' maxima and n*s for what lies below them; saves input and result; backward
+    n*s twice beside the gradient (aten/src/ATen/native/ReduceOps.cpp, logsumexp_out_impl)."""
+
+    def formula(grads: Grads, node: Node, saved: Tensor, result: Tensor) -> Grads:
+        difference = like(saved)
+        exponential = like(difference)
+        out = like(exponential)
+        del exponential, difference
+        return [out]
+
+    node = node_for(formula, t)
+    rows = t.shape[:-1]
+    maxima = Tensor(rows, t.dtype)
+    magnitudes = Tensor(rows, t.dtype)
+    are_infinite = Tensor(rows, "bool")
+    del are_infinite, magnitudes
+    below = like(t)
+    out = Tensor(rows, t.dtype)
+    del below, maxima
+    if node:
+        node.save(t, out.detach())
+    return attach(node, out)
+
+
+def sigmoid(t: Tensor) -> Tensor:
+    """n*s; saves the result; backward n*s."""
+    node = node_for(lambda grads, node, result: (like_iterator(_grad(grads), result),), t)
+    out = like(t)
+    if node:
+        node.save(out.detach())
+    return attach(node, out)

@@ -37,6 +37,7 @@ __all__ = [
     "backward",
     "checkpoint",
     "current",
+    "discard",
     "drop_graph",
     "function_node",
     "node_for",
@@ -44,8 +45,8 @@ __all__ = [
     "recording",
 ]
 
-Dtype = Literal["f32", "f16", "bf16", "i64", "i32", "u8", "bool"]
-ITEM_BYTES: dict[str, int] = {"f32": 4, "f16": 2, "bf16": 2, "i64": 8, "i32": 4, "u8": 1, "bool": 1}
+Dtype = Literal["c64", "f32", "f16", "bf16", "i64", "i32", "u8", "bool"]
+ITEM_BYTES: dict[str, int] = {"c64": 8, "f32": 4, "f16": 2, "bf16": 2, "i64": 8, "i32": 4, "u8": 1, "bool": 1}
 
 FLOATS = frozenset({"f32", "f16", "bf16"})
 
@@ -445,6 +446,7 @@ def _fit(out: Grads, i: int, edge: tuple[Any, int, Shape, str] | None) -> Tensor
             outputs, inputs = numel(shape), numel(grad.shape) // numel(shape)
             is_inner = not shape or shape[-1] != grad.shape[-1]
             total = Tensor(shape, grad.dtype)
+            total.is_view = len(grad.shape) > len(shape)  # at::sum_to drops leading dimensions by a view
             current().reduction(outputs, inputs, is_inner=is_inner)
             grad = total if len(grad.shape) == len(shape) else total.detach()  # sum_to: leading dimensions by a view
             del total
@@ -457,17 +459,18 @@ def _fit(out: Grads, i: int, edge: tuple[Any, int, Shape, str] | None) -> Tensor
 
 
 def drop_graph(edge: tuple[Any, int] | None) -> None:
-    """Let go of a finished graph from the loss's edge down. What a node still holds dies in a part of its layer."""
+    """Let go of a finished graph from the loss's edge down."""
     if edge is not None:
-        tape = current()
-        _let_go(edge[0], tape)
-        if tape.segments[-1].kind == "graph":
-            tape.segment("graph end")
+        _let_go(edge[0])
 
 
-def _let_go(node: Any, tape: Tape | None = None) -> None:
+def _let_go(node: Any) -> None:
     """Delete a node and what only it leads to, without recursion: a node lets go of what it holds, its last edge is
-    followed first (deleteNode in torch/csrc/autograd/function.cpp)."""
+    followed first (deleteNode in torch/csrc/autograd/function.cpp). Outside the layers, what dies with a node is a part
+    of the node's layer."""
+    tape = _TAPE.get(None)
+    if tape is not None and tape.segments[-1].layer is not None:
+        tape = None
     todo = []
     while True:
         layer, position = node.layer, len(tape.events) if tape else 0
@@ -482,8 +485,34 @@ def _let_go(node: Any, tape: Tape | None = None) -> None:
         if tape and len(tape.events) > position:
             tape.segment("graph", layer, position)
         if not todo:
-            return
+            break
         node = todo.pop()
+    if tape and tape.segments[-1].kind == "graph":
+        tape.segment("graph end")
+
+
+def discard(t: Tensor) -> None:
+    """Let go of a tensor that nothing else holds, and of a graph behind it that no backward will run.
+
+    As torch does (deleteNode in torch/csrc/autograd/function.cpp): the graph goes first; a node's saved variables go
+    before what it alone leads to, its last edge first.
+    """
+    if getrefcount(t) > 2 or type(t.edge) is not tuple:  # ours and getrefcount's argument
+        return
+    todo, t.edge = [t.edge], None
+    while todo:
+        node = todo.pop()[0]
+        if getrefcount(node) > 2:
+            node = None
+            continue
+        node.release()
+        edges, node.edges = list(node.edges), ()
+        node = None
+        while edges:
+            following = edges.pop(0)
+            if following is not None and getrefcount(following[0]) <= 2:
+                todo.append(following)
+            following = None
 
 
 # ------------------------------------------------------------------ activation checkpointing

@@ -2,7 +2,7 @@
 
 from foretune.contract import TrainingConfig
 from foretune.errors import UnsupportedError
-from foretune.memory.qualify import setting_problems
+from foretune.memory.qualify import class_problems, setting_problems
 from foretune.memory.stack import StackProfile
 from foretune.models import WITHOUT_CLASS, ModelShape
 
@@ -17,10 +17,7 @@ def require_runnable(config: TrainingConfig, stack: StackProfile) -> None:
 
 
 def require_same_class(shape: ModelShape, stack: StackProfile) -> None:
-    """Raise UnsupportedError where a model's class was another one in the stack's Transformers.
-
-    Up to 4.57 experts were linear layers of their own, which are quantized and adapted; today's are stacked.
-    """
+    """Raise UnsupportedError where a model has no class, or its class was another one in the stack's Transformers."""
     if shape.model_type in WITHOUT_CLASS:
         raise UnsupportedError(
             f"{shape.id}: Transformers has no class for {shape.model_type}; its code is published with its weights, "
@@ -28,10 +25,6 @@ def require_same_class(shape: ModelShape, stack: StackProfile) -> None:
             hint="`foretune models show` counts it, and `foretune estimate` has a program for it.",
             field="model.id",
         )
-    is_stacked = shape.count("experts") > 0
-    if is_stacked and int(stack.transformers.split(".")[0]) < 5:
-        raise UnsupportedError(
-            f"{shape.id}: its experts are stacked today; in Transformers {stack.transformers} they were layers of "
-            "their own, and that class is not here to be traced.",
-            field="model.id",
-        )
+    problems = class_problems(shape, stack)
+    if problems:
+        raise UnsupportedError.of(problems)

@@ -47,7 +47,7 @@ class Gpt2Attention:
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Any]:
         if self.modules.attention == "sdpa":
-            return blocks.sdpa_attention(self.modules.kernels, 1, query, key, value, mask)
+            return blocks.sdpa_attention(self.modules.kernels, 1, query, key, value, mask, probability=self.probability)
         attn_weights = ops.scale(ops.matmul4(query, transpose(key, 2, 3)))
         if mask is not None:
             attn_weights = add(attn_weights, mask)
@@ -87,6 +87,7 @@ class Gpt2Layer(Layer):
 class Gpt2Decoder(LayerNormDecoder):
     """GPT2Model: learned positions."""
 
+    has_causal_name = False
     embedding_name = "transformer.wte.weight"
     final_norm_name = "transformer.ln_f"
     keyword_order: ClassVar[tuple[str, ...]] = ("cache", "attention_mask", "position_ids")
@@ -117,8 +118,10 @@ class GptNeoxAttention:
     def __init__(self, modules: Modules, name: str) -> None:
         t = modules.traits
         assert t.head_dim
-        self.modules, self.head_size = modules, t.head_dim
+        self.modules, self.head_size, self.probability = modules, t.head_dim, t.attention_dropout
         self.query_key_value, self.dense = modules.linear(f"{name}.query_key_value"), modules.linear(f"{name}.dense")
+
+    rotate = staticmethod(blocks.apply_rotary_neox)
 
     def __call__(
         self,
@@ -133,7 +136,7 @@ class GptNeoxAttention:
         qkv = transpose(view(call(self.query_key_value, hidden_states), *hidden_shape), 1, 2)
         query_states, key_states, value_states = ops.split_last(qkv, [self.head_size] * 3)
         cos, sin = position_embeddings
-        query_states, key_states = blocks.apply_rotary_neox(query_states, key_states, cos, sin)
+        query_states, key_states = self.rotate(query_states, key_states, cos, sin)
         if cache is not None:
             key_states, value_states = cache.update(key_states, value_states)
         attn_output, attn_weights = self._attend(query_states, key_states, value_states, attention_mask)
@@ -143,8 +146,8 @@ class GptNeoxAttention:
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Any]:
         if self.modules.attention == "eager":
-            return blocks.eager_attention(1, query, key, value, mask)
-        return blocks.sdpa_attention(self.modules.kernels, 1, query, key, value, mask)
+            return blocks.eager_attention(1, query, key, value, mask, probability=self.probability)
+        return blocks.sdpa_attention(self.modules.kernels, 1, query, key, value, mask, probability=self.probability)
 
 
 class GptNeoxLayer(Layer):

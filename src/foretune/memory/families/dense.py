@@ -52,7 +52,6 @@ class GraniteDecoder(LlamaDecoder):
 
     keyword_order = MistralDecoder.keyword_order
     layer_class = GraniteLayer
-    scales_logits = True
 
     def after_embedding(self, inputs_embeds: Tensor) -> Tensor:
         return scale(inputs_embeds)
@@ -217,6 +216,7 @@ class PhiDecoder(Starcoder2Decoder):
     """models/phi."""
 
     final_norm_name = "model.final_layernorm"
+    rebinds_embeddings = True
 
     def make_layer(self, index: int) -> Layer:
         name, linear = f"{self.modules.prefix}{index}", self.modules.linear

@@ -49,7 +49,7 @@ class OptAttention:
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Any]:
         if self.modules.attention == "eager":
             return blocks.eager_attention(1, query, key, value, mask, probability=self.probability)
-        return blocks.sdpa_attention(self.modules.kernels, 1, query, key, value, mask)
+        return blocks.sdpa_attention(self.modules.kernels, 1, query, key, value, mask, probability=self.probability)
 
 
 class OptLayer(Layer):
@@ -99,12 +99,12 @@ class OptDecoder(ScopedDecoder):
     embedding_name = "model.decoder.embed_tokens.weight"
     final_norm_name = "model.decoder.final_layer_norm"
     keyword_order = ("attention_mask", "position_ids", "cache")
+    num_last_alone = 2
 
     def __init__(self, modules: Modules) -> None:
         super().__init__(modules)
         self.positions = modules.weight("model.decoder.embed_positions.weight")
-        has_final_norm = modules.optional(f"{self.final_norm_name}.weight") is not None
-        self.last = [self.norm] if has_final_norm else []
+        self.last = [self.norm] if self.traits.has_final_norm else []
         projections = [modules.optional(f"model.decoder.project_{side}.weight") for side in ("in", "out")]
         self.project_in, project_out = (None if weight is None else Linear(weight) for weight in projections)
         if project_out is not None:

@@ -32,6 +32,8 @@ class FalconAttention:
         self.query_key_value = modules.linear(f"{name}.query_key_value", MatmulLinear)
         self.dense = modules.linear(f"{name}.dense", MatmulLinear)
 
+    rotate = staticmethod(blocks.apply_rotary)
+
     def _split_heads(self, fused_qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         batch, seq_len, _ = fused_qkv.shape
         if self.is_grouped:
@@ -69,13 +71,18 @@ class FalconAttention:
         value_layer = reshape(transpose(value_layer, 1, 2), (b, kv_heads, s, self.head_dim))
         if alibi is None:
             cos, sin = position_embeddings
-            query_layer, key_layer = blocks.apply_rotary(query_layer, key_layer, cos, sin)
+            query_layer, key_layer = self.rotate(query_layer, key_layer, cos, sin)
         if cache is not None:
             key_layer, value_layer = cache.update(key_layer, value_layer)
         four = (b, self.num_heads, s, self.head_dim)
         if self.modules.attention == "sdpa":
             attn_output = blocks.scaled_dot_product_attention(
-                self.modules.kernels, query_layer, key_layer, value_layer, attention_mask
+                self.modules.kernels,
+                query_layer,
+                key_layer,
+                value_layer,
+                attention_mask,
+                probability=0.0 if alibi is None else self.probability,
             )
             attention_scores = None
             if alibi is None:

@@ -13,39 +13,10 @@ from foretune.memory.layout import numel
 from foretune.memory.ops import narrow, reshape, scale, split_rows, tanh, to
 from foretune.memory.tape import Tensor, current, drop_graph
 
-__all__ = ["HeldInputs", "LitGptHead"]
+__all__ = ["LitGptHead"]
 
 CHUNK_TOKENS = 128
 """lm_head_chunk_size, and chunk_size of the loss."""
-
-
-class HeldInputs:
-    """Inputs of 4-bit products that live as long as the graph: of each recorded layer, and of the head (None)."""
-
-    def __init__(self) -> None:
-        self.now: dict[int | None, list[Tensor]] = {}
-        self.before: dict[int | None, list[Tensor]] = {}
-
-    def of_layer(self, layer: int | None) -> list[Tensor]:
-        """Return the list that a recorded layer's linear layers append to."""
-        self.before.setdefault(layer, [])
-        return self.now.setdefault(layer, [])
-
-    def begin_graph(self) -> None:
-        """A new graph begins; the one before it still lives."""
-        for layer, held in self.now.items():
-            self.before[layer] += held
-            held.clear()
-
-    def let_go(self) -> None:
-        """The graph before dies from the loss down."""
-        tape = current()
-        for layer in sorted(self.before, key=lambda layer: (layer is not None, -(layer or 0))):
-            tape.segment("graph", layer)
-            held = self.before[layer]
-            while held:
-                held.pop()
-        tape.segment("graph end")
 
 
 class LitGptHead:
@@ -55,23 +26,20 @@ class LitGptHead:
     num_items: Tensor | None = None
     """No loop of litgpt's counts targets."""
 
-    def __init__(
-        self, backbone: Backbone, lm_head: Module, held: HeldInputs, *, is_chunked: bool, has_softcap: bool
-    ) -> None:
-        self.backbone, self.lm_head, self.held, self.is_chunked = backbone, lm_head, held, is_chunked
+    def __init__(self, backbone: Backbone, lm_head: Module, *, is_chunked: bool, has_softcap: bool) -> None:
+        self.backbone, self.lm_head, self.is_chunked = backbone, lm_head, is_chunked
         self.has_softcap = has_softcap
         self.logits: list[Tensor] = []
-        self.graph: Any = None
+        self.last: Tensor | None = None
 
     def __call__(self, input_ids: Tensor, targets: Tensor, phase: str) -> dict[str, Any]:
         """Run the step's forward; `phase` is entered where the head begins."""
-        self.held.begin_graph()
         logits = self._logits(input_ids, phase)
         self._forget()
         self.logits = logits
         with current().counted_as("logits and loss"):
             loss = self._chunked(logits, targets) if self.is_chunked else self._whole(logits, targets)
-        self.graph = loss.edge
+        self.last = loss
         return {"loss": loss}
 
     def _logits(self, input_ids: Tensor, phase: str) -> list[Tensor]:
@@ -96,9 +64,10 @@ class LitGptHead:
         """`logits` is bound anew: the old ones go, and the graph of their step."""
         while self.logits:
             self.logits.pop()
-        drop_graph(self.graph)
-        self.graph = None
-        self.held.let_go()
+        if self.last is not None:
+            drop_graph(self.last.edge)
+            self.last.edge = None
+            self.last = None
 
     @staticmethod
     def _chunked(logits: list[Tensor], targets: Tensor) -> Tensor:

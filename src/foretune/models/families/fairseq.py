@@ -54,6 +54,7 @@ def opt(c: Fields) -> Decoder:
             activation="activation_function",
             intermediate_size=c.size("ffn_dim"),
             norms_last=not c.flag("do_layer_norm_before"),
+            has_final_norm=c.flag("do_layer_norm_before") and not c.flag("_remove_final_layer_norm"),
             dropouts=(None, "attention_dropout", "dropout"),
         ),
         embed="model.decoder.embed_tokens",

@@ -41,8 +41,8 @@ def minimax(c: Fields) -> Decoder:
     kinds = stack(
         types, lambda kind: (attention(c, h) if kind == "full_attention" else lightning) + pre_norms(hidden) + mlp
     )
-    traits = dense_traits(c, h, **expert_traits(c, "num_local_experts", "num_experts_per_tok"))
-    return decoder(c, kinds, traits, final=norm("model.norm", hidden))
+    traits = expert_traits(c, "num_local_experts", "num_experts_per_tok") | {"mixer_chunk": c.size("block_size")}
+    return decoder(c, kinds, dense_traits(c, h, **traits), final=norm("model.norm", hidden))
 
 
 def phimoe(c: Fields) -> Decoder:
@@ -152,6 +152,7 @@ def mimo_v2_flash(c: Fields) -> Decoder:
         return attn + mlp + pre_norms(hidden)
 
     keys = [(types[i] == "sliding_attention", labels[i] == "sparse") for i in range(count)]
+    traits["rotary"] = 0.334
     return decoder(c, stack(keys, layer), dense_traits(c, h, **traits), final=norm("model.norm", hidden))
 
 
@@ -174,12 +175,23 @@ def llama4(c: Fields) -> Decoder:
         *gated_mlp("feed_forward.shared_expert", hidden, width),
     )
     dense = gated_mlp("feed_forward", hidden, c.size("intermediate_size_mlp"))
+    interval = c.size("no_rope_layer_interval")
+    rotated = c.integers("no_rope_layers") or [int((i + 1) % interval != 0) for i in range(count)]
+    types = c.labels("layer_types", count)
+    types = types or tuple("chunked_attention" if is_rotated else "full_attention" for is_rotated in rotated[:count])
+    chunk = c.maybe_size("attention_chunk_size")
+    traits = expert_traits(c, "num_local_experts", "num_experts_per_tok")
+    traits["rotary_layers"] = tuple(bool(is_rotated) for is_rotated in rotated[:count])
+    traits["qk_norm"] = "head" if c.flag("use_qk_norm") else None
+    traits["tunes_temperature"] = c.flag("attn_temperature_tuning")
+    if "chunked_attention" in types:
+        traits |= {"sliding_window": chunk, "sliding_layers": tuple(kind == "chunked_attention" for kind in types)}
     return by_sparsity(
         c,
         h,
         [i in moe_layers for i in range(count)],
         lambda is_sparse: attn + (sparse_mlp if is_sparse else dense) + pre_norms(hidden),
-        traits=expert_traits(c, "num_local_experts", "num_experts_per_tok"),
+        traits=traits,
     )
 
 

@@ -4,6 +4,7 @@ A dispatch mode sees each operator's results; a weak reference on the storage te
 the meta device does not is added by the rules of `rules.py`.
 """
 
+import math
 import sys
 import weakref
 from collections.abc import Sequence
@@ -157,6 +158,8 @@ class Recorder(TorchDispatchMode):
             return IN_PLACE_IN_BACKWARD[func](*args)
         if func is aten._safe_softmax.default:
             return self._safe_softmax(args)
+        if func is aten.logsumexp.default:
+            return self._logsumexp(*args)
         if func is aten._fused_sgd_.default:
             return None  # in place, and without an implementation on meta
         for argument in args:
@@ -207,6 +210,20 @@ class Recorder(TorchDispatchMode):
             and torch._C._storage_Use_Count(a.untyped_storage()._cdata) <= SOLE_STORAGE
             and _is_asked_by_engine()
         )
+
+    def _logsumexp(self, x: Tensor, dims: list[int], keepdim: bool = False) -> Tensor:
+        """What the operator does inside (aten/src/ATen/native/ReduceOps.cpp, logsumexp_out_impl)."""
+        with self:
+            maxima = torch.amax(x, dims, keepdim=True)
+            squeezed = maxima if keepdim else torch.squeeze(maxima, dims)
+            magnitudes = squeezed.abs()
+            are_infinite = magnitudes == math.inf
+            squeezed.masked_fill_(are_infinite, 0)
+            del are_infinite, magnitudes
+            below = (x - maxima).exp_()
+            result = torch.sum(below, dims, keepdim=keepdim)
+            del below
+            return result.log_().add_(squeezed)
 
     def _safe_softmax(self, args: tuple[Any, ...]) -> Tensor:
         """Softmax; then which scores are -inf, in which rows all are, and a zero that is put there in place."""

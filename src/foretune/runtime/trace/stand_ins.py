@@ -118,7 +118,8 @@ def _attention(
     if kernel == "efficient":
         return _efficient(query, key, value, mask, dropout, is_causal, scale)
     run = math_attention if kernels.has_safe_softmax else _math_2_6
-    return run(query, key, value, mask, dropout, is_causal, scale, enable_gqa)
+    with torch._C.DisableTorchFunction():  # inside torch's function autocast casts nothing again
+        return run(query, key, value, mask, dropout, is_causal, scale, enable_gqa)
 
 
 def _additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
