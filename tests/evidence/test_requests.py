@@ -168,7 +168,6 @@ FOREIGN: list[tuple[dict[str, Any], str]] = [
     ({"software__transformers": ABSENT}, "not stated"),
     ({"software__kernels": ["fast_rope"]}, "kernels: fast_rope"),
     ({"software__compile": True}, "torch.compile"),
-    ({"training__autocast": "fp16"}, "autocast to fp16"),
     (
         {"training__method": "qlora", "training__quantization": "nf4", "training__kbit_upcast": False},
         "another format than the profile's",
