@@ -447,12 +447,27 @@ def sdpa_attention(
         value = repeat_heads(value, groups)
     is_grouped = groups > 1 and not is_repeated
     if kernels.repeats_heads and is_grouped:
-        key, value = ops.repeat_interleave(key, groups), ops.repeat_interleave(value, groups)
-    attn_output = scaled_dot_product_attention(
-        kernels, query, key, value, mask, is_grouped=is_grouped, probability=probability
-    )
+        attn_output = _repeated_attention(kernels, groups, query, key, value, mask, probability)
+    else:
+        attn_output = scaled_dot_product_attention(
+            kernels, query, key, value, mask, is_grouped=is_grouped, probability=probability
+        )
     attn_output = contiguous(transpose(attn_output, 1, 2))
     return attn_output, None
+
+
+def _repeated_attention(
+    kernels: AttentionKernels,
+    groups: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    probability: float,
+) -> Tensor:
+    """A caller's function in torch's place, which repeats keys and values and lets them go when it returns."""
+    key, value = ops.repeat_interleave(key, groups), ops.repeat_interleave(value, groups)
+    return scaled_dot_product_attention(kernels, query, key, value, mask, probability=probability)
 
 
 def scaled_dot_product_attention(
