@@ -11,6 +11,7 @@ from foretune.memory import blocks, ops
 from foretune.memory.blocks import Module, RmsNorm, call
 from foretune.memory.kernels import AttentionKernels
 from foretune.memory.layout import numel
+from foretune.memory.longrope import LongFrequencies
 from foretune.memory.ops import add_scalar, unsqueeze
 from foretune.memory.tape import Tensor, checkpoint, current
 from foretune.models import DecoderTraits
@@ -84,6 +85,8 @@ class Decoder:
 
     def __init__(self, modules: Modules) -> None:
         self.modules, self.traits = modules, modules.traits
+        width = self.traits.rotary_dim if self.traits.has_long_rope else None
+        self.long_frequencies = LongFrequencies(width // 2) if width else None
         self.embedding = modules.weight(self.embedding_name)
         self.layers = [self.make_layer(i) for i in modules.layers]
         self.norm = self.make_norm(self.final_norm_name)
@@ -155,6 +158,8 @@ class Decoder:
         hidden_states = self.after_masks(hidden_states)
         if self.rebinds_embeddings:
             inputs_embeds = hidden_states
+        if self.long_frequencies is not None:
+            self.long_frequencies.update(position_ids)
         tables = self.position_tables(hidden_states, position_ids)
         hidden_states = self.before_layers(hidden_states)
         for i, layer in enumerate(self.layers):

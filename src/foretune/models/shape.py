@@ -103,6 +103,8 @@ class DecoderTraits(Value, frozen=True, kw_only=True):
     """Width of the rotated part of a head; None: no rotary embedding."""
     global_rotary_dim: Size | None = None
     """The same in layers without a window, where it is another one (Gemma 4)."""
+    has_long_rope: bool = False
+    """Rotary frequencies are chosen by the length of the sequence (longrope)."""
     rotary_layers: tuple[bool, ...] = ()
     """Where some layers go without rotary embedding (SmolLM3, Cohere2): True for the layers that have it."""
     rotary_bases: tuple[float, ...] = ()

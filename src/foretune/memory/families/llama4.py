@@ -209,7 +209,7 @@ class Llama4Layer(LlamaLayer):
         position_ids: Any = None,
         cache: Any = None,
         position_embeddings: Any = None,
-    ) -> Tensor:
+    ) -> Any:
         residual = hidden_states
         hidden_states = call(self.input_layernorm, hidden_states)
         attention_states, _ = call(
@@ -226,7 +226,7 @@ class Llama4Layer(LlamaLayer):
         if isinstance(self.mlp, Llama4Moe):
             hidden_states, _ = hidden_states
         hidden_states = add(residual, view(hidden_states, *residual.shape))
-        return hidden_states  # type: ignore[no-any-return]  # noqa: RET504
+        return hidden_states  # noqa: RET504
 
 
 class Llama4Decoder(LlamaDecoder):

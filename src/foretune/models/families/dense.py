@@ -18,6 +18,7 @@ from foretune.models.families.parts import (
     linear,
     norm,
     rotary_dim,
+    rotary_type,
     stack,
     two_layer_mlp,
 )
@@ -108,6 +109,7 @@ def dense_traits(
         "head_dim": h.dim,
         "activation": c.text(activation),
         "rotary_dim": None if rotary is None else rotary_dim(c, h.dim, rotary),
+        "has_long_rope": rotary_type(c) in ("longrope", "su"),
         "embedding_dropout": embedding,
         "attention_dropout": attention_probabilities,
         "residual_dropout": residual,
