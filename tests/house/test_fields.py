@@ -74,8 +74,6 @@ REFUSED: dict[str, tuple[Any, dict[str, Any]]] = {
 
 # Fields that change bytes, but one value of which has no program yet.
 REFUSED_VALUES: dict[str, tuple[Any, dict[str, Any]]] = {
-    "attention": ("flash_attention_2", {}),
-    "loss": ("liger", {}),
     "quantization.scheme": ("int8", {}),
 }
 

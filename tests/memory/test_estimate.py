@@ -236,8 +236,6 @@ REFUSED = [
     ({"quantization": {"scheme": "int8"}}, "quantization.scheme"),
     ({"lora": {"use_dora": True}}, "lora.use_dora"),
     ({"lora": {"modules_to_save": ["lm_head"]}}, "lora.modules_to_save"),
-    ({"attention": "flash_attention_2"}, "attention"),
-    ({"loss": "liger"}, "loss"),
     ({"batch": {"packing": True}}, "batch.packing"),
 ]
 
