@@ -71,7 +71,9 @@ def test_case_150_weights_gradients_and_states_of_70b_follow_their_formats(asked
 
 def test_case_151_what_sets_two_models_apart_is_seen_by_component(asked) -> None:
     words = ("--micro-batch", "4", "--seq-len", "2048")
-    older, newer = (asked(*estimated(model, *words))["components_bytes"] for model in ("meta-llama/Llama-2-7b-hf", "llama-3.1-8b"))
+    older, newer = (
+        asked(*estimated(model, *words))["components_bytes"] for model in ("meta-llama/Llama-2-7b-hf", "llama-3.1-8b")
+    )
     apart = {name: newer[name] - older[name] for name in newer if name != "weights"}
     assert max(apart, key=lambda name: apart[name]) == "logits and loss"
 
