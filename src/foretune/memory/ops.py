@@ -443,6 +443,7 @@ def dropout(t: Tensor, probability: float) -> Tensor:
 
 def softmax(t: Tensor, dtype: str | None = None, *, is_one_kernel: bool = False) -> Tensor:
     """n*s, contiguous; saves the result; backward n*s and, on CUDA, first n*s for grad * output."""
+    t = t if dtype else widened(t)
     back = t.dtype if is_one_kernel else None
 
     def formula(grads: Grads, node: Node, result: Tensor) -> Grads:
