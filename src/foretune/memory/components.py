@@ -65,7 +65,7 @@ def weights(facts: Facts) -> Inputs:
     Source: Dettmers et al. 2023 (QLoRA), section 3; bitsandbytes/functional.py, quantize_4bit.
     """
     item = ITEM[facts.config.precision.dtype]
-    return {"P": facts.shape.total_params, "Q": facts.quantized_params, "s": item}
+    return {"P": facts.shape.loaded_params, "Q": facts.quantized_params, "s": item}
 
 
 def adapters(facts: Facts) -> Inputs:

@@ -61,6 +61,10 @@ class Decoder:
     """The class passes positions to its masks, which look for packed rows in them (not so gpt_oss)."""
     parameters_in_32bit: ClassVar[frozenset[str]] = frozenset()
     """Parameters of a layer that the class makes and keeps in fp32 (_keep_in_fp32_modules_strict)."""
+    caps_logits: ClassVar[bool] = True
+    """The class applies the cap on logits that its config names."""
+    scales_before_head: ClassVar[bool] = False
+    """The class scales what enters the head (minicpm3)."""
     scales_logits: ClassVar[bool] = False
     """The class multiplies or divides its logits by a number (granite, cohere)."""
     rebinds_embeddings: ClassVar[bool] = False
@@ -71,9 +75,11 @@ class Decoder:
     own_activations: ClassVar[frozenset[str]] = frozenset()
     """Activations beyond blocks.ACTIVATIONS: with parameters of their own."""
     logits_in_32bit: ClassVar[bool] = False
-    """The class hands its logits back in fp32 (mamba2, nemotron_h)."""
+    """The class hands its logits back in fp32 (mamba2, nemotron_h, mllama)."""
     has_causal_name: ClassVar[bool] = True
     """The causal class is called ...ForCausalLM, by which Transformers finds its loss."""
+    kernel_packages: ClassVar[str] = ""
+    """Packages whose kernels would run in the place of the class's own torch code, which is what runs here."""
     embedding_name: ClassVar[str] = "model.embed_tokens.weight"
     final_norm_name: ClassVar[str] = "model.norm"
 
@@ -120,13 +126,16 @@ class Decoder:
         position_ids: Tensor | None = None,
         cache: "Cache | None" = None,
         inputs_embeds: Tensor | None = None,
+        attention_mask: dict[str, Tensor | None] | None = None,
     ) -> tuple[Tensor, Any]:
         """Run the backbone; returns the normed hidden states and the cache.
 
-        The arguments that nobody passes stand in the signature as in the class's forward: locals die in that order.
+        Who stands around the language model passes masks and embeddings. The arguments that nobody passes stand in the
+        signature as in the class's forward: locals die in that order.
         """
         tape = current()
-        inputs_embeds = self.embed(input_ids)
+        if inputs_embeds is None:
+            inputs_embeds = self.embed(input_ids)
         if run.embeddings_want_grad:
             inputs_embeds.needs_grad = True  # enable_input_require_grads: a leaf
         inputs_embeds = self.after_embedding(inputs_embeds)
@@ -138,11 +147,11 @@ class Decoder:
         if self.masks_are_lazy:
             closed_over = {"inputs_embeds": inputs_embeds, "position_ids": position_ids}
             _functions = (lambda: closed_over,)  # what a function closes over dies after all locals
-        elif self.mask_kwargs:
+        elif self.mask_kwargs and attention_mask is None:
             _mask_kwargs = {"inputs_embeds": inputs_embeds, "position_ids": position_ids}
             if not self.masks_know_positions:
                 del _mask_kwargs["position_ids"]
-        masks = self.masks(run, inputs_embeds)
+        masks = self.masks(run, inputs_embeds) if attention_mask is None else attention_mask
         if type(self).rescaled is not Decoder.rescaled:
             inputs_embeds = hidden_states = self.rescaled(inputs_embeds)
         hidden_states, _late_embeds = self.begin_after_masks(hidden_states, position_ids)
@@ -278,7 +287,9 @@ class RunOptions:
         table = _mask_table(b, s, padding, window is not None)
         if self.attention != "eager":
             return table
-        return _additive_mask(table, inputs_embeds.dtype)
+        out = _additive_mask(table, inputs_embeds.dtype)
+        del table, padding
+        return out
 
     def ask_whether_padded(self) -> None:
         """create_recurrent_attention_mask: a mask of ones is asked about and dropped."""

@@ -15,6 +15,7 @@ from foretune.memory.components import Facts, components_at, describe_components
 from foretune.memory.interval import intervals_around
 from foretune.memory.kernels import CUDNN_MAX_WIDTHS, MAX_MICROSTEPS, SORTED_FROM_TOKENS, AttentionKernels
 from foretune.memory.overhead import context_bytes, host_need
+from foretune.memory.qualify import kernel_packages
 from foretune.memory.stack import StackProfile
 from foretune.models import (
     REMOTE_CODE_TYPES,
@@ -82,6 +83,7 @@ def facts_of(config: TrainingConfig, shape: ModelShape) -> Facts:
         magnitudes = sum(p.out_features * len(p.layers) for p in adapted) if lora.use_dora else 0
         whole = _trained_whole(config, lora, shape, adapted)
     quantized = quantizable_params(shape)
+    quantized += sum(p.num_elements for tower in shape.towers for p in tower.parameters if p.role == "linear")
     return Facts(
         config=config,
         shape=shape,
@@ -253,6 +255,12 @@ def _assumptions(
         texts.append(
             f"Transformers has no class for {shape.model_type}: its program is taken to be that of {stand_in}."
         )
+    packages = kernel_packages(shape)
+    if packages:
+        texts.append(
+            f"{packages} {'are' if ' and ' in packages else 'is'} not installed: Transformers' own torch code runs, "
+            "where kernels would need other memory."
+        )
     if batch.accumulation_steps > MAX_MICROSTEPS:
         texts.append(f"Of {batch.accumulation_steps:,} microsteps three are replayed; the others repeat the second.")
     if shape.max_positions is not None and batch.sequence_length > shape.max_positions:
@@ -295,6 +303,8 @@ def _untested_paths(
         texts.append(f"the embedding's gradient for more than {SORTED_FROM_TOKENS:,} tokens (sorting them)")
     if config.lora is None and _has_layer_norms(shape):
         texts.append("the gradients of layer norms")
+    if kernel_packages(shape):
+        texts.append("convolutions and scans in torch (what a kernel takes beside its results is not counted)")
     if shape.count("experts"):
         texts.append("products of stacked experts")
     if capability is not None and float(capability) >= 10.0:

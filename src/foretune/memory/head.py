@@ -21,6 +21,8 @@ class StockHead:
 
     num_items: Tensor | None = None
     """How many targets the update has, where the loop counts them: the model's loss is a sum divided by it."""
+    scales_input = False
+    """The class scales what enters the head (MiniCPM3)."""
 
     def __init__(
         self,
@@ -49,7 +51,10 @@ class StockHead:
         """The model's forward without labels."""
         outputs = self.backbone(input_ids)
         with current().counted_as("logits and loss"):
-            return self.model_logits(outputs[0], phase)
+            hidden_states = outputs[0]
+            if self.scales_input:
+                hidden_states = scale(hidden_states)
+            return self.model_logits(hidden_states, phase)
 
     def model_logits(self, hidden_states: Tensor, phase: str) -> Tensor:
         """As the model's forward makes them: some classes hand logits in fp32 back (models/mamba2, nemotron_h)."""
@@ -86,6 +91,8 @@ class TransformersHead(StockHead):
         outputs = self.backbone(input_ids)
         with current().counted_as("logits and loss"):
             hidden_states = outputs[0]
+            if self.scales_input:
+                hidden_states = scale(hidden_states)
             logits = self.model_logits(hidden_states, phase)
             loss = self.loss(logits, targets)
         return {"loss": loss, "logits": logits, "cache": outputs[1]}

@@ -704,21 +704,21 @@ def cudnn_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None)
 
 
 def efficient_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """out as [B, S, H, D], logsumexp 4BH*ceil32(S), 8, 8; saves k, q, v, logsumexp, out, seeds (and the mask);
-    backward: dq, dk, dv, then delta and the fp32 accumulator of kernel_backward.h."""
+    """out as [B, S, H, width of v], logsumexp 4BH*ceil32(S), 8, 8; saves k, q, v, logsumexp, out, seeds (and the mask);
+    backward: dq, dk, dv as [B, S, H, D] too, then delta and the fp32 accumulator of kernel_backward.h."""
     b, h, s, d = q.shape
     is_half = q.dtype != "f32"
-    layouts = [_Layout(t) for t in (q, k, v)]
+    shapes, dtype = [t.shape for t in (q, k, v)], q.dtype
 
     def formula(grads: Grads, node: Node, *saved: Tensor) -> Grads:
-        out: Grads = [layout.allocate() for layout in layouts]
+        out: Grads = [_by_position(shape, dtype) for shape in shapes]
         current().temporaries(*kernels.efficient_backward_workspaces(b, h, s, d, is_half=is_half))
         return out
 
     node = node_for(formula, q, k, v)
     if node:
         node.save(mask, k, q, v)
-    out = Tensor(q.shape, q.dtype, (s * h * d, d, h * d, 1))
+    out = _by_position((b, h, s, v.shape[-1]), q.dtype)
     rows = kernels.efficient_logsumexp_rows(s) if node else 0
     extra = [Tensor((b, h, rows), "f32"), Tensor((), "i64"), Tensor((), "i64")]
     if node:
@@ -726,6 +726,12 @@ def efficient_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = N
     while extra:
         extra.pop()
     return attach(node, out)
+
+
+def _by_position(shape: Shape, dtype: str) -> Tensor:
+    """[B, H, S, D] that lies as [B, S, H, D]."""
+    _, h, s, d = shape
+    return Tensor(shape, dtype, (s * h * d, d, h * d, 1))
 
 
 # ------------------------------------------------------------------ ends

@@ -25,7 +25,7 @@ from foretune.memory.quantized import Linear4bit, Quantizer4bit, Quantizer8bit
 from foretune.memory.stack import StackProfile
 from foretune.memory.tape import ITEM_BYTES, Tape, Tensor, recording
 from foretune.memory.templates import EMPTY, Recording, StandIns, find_stand_ins
-from foretune.models import OUTSIDE, LayerKind, ModelShape, ParameterSpec, Projection
+from foretune.models import OUTSIDE, BufferSpec, LayerKind, ModelShape, ParameterSpec, Projection
 
 __all__ = ["TAPE_DTYPES", "record_program", "record_tape"]
 
@@ -83,6 +83,7 @@ def _signatures(shape: ModelShape) -> list[object]:
             kind_of[i],
             t.sliding_layers[i] if t.sliding_layers else False,
             t.rotary_layers[i] if t.rotary_layers else True,
+            t.sparse_layers[i] if t.sparse_layers else False,
             t.rotary_bases[i] if t.rotary_bases else None,
         )
         for i in range(shape.num_layers)
@@ -112,6 +113,7 @@ class _Run:
         stand_ins: StandIns,
     ) -> None:
         self.tape, self.config, self.shape, self.stack = tape, config, shape, stack
+        self.family = decoder_of(shape)
         tape.is_reentrant = stack.checkpoint_form == "reentrant"
         self.layers, self.dtype = stand_ins.recorded, TAPE_DTYPES[config.precision.dtype]
         self.index_of = {layer: index for index, layer in enumerate(self.layers)}
@@ -137,17 +139,31 @@ class _Run:
         """The recorded model's parameters in module order."""
         quantizes = self.config.quantization is not None
         kind_of = {layer: kind for kind in self.shape.kinds for layer in kind.layers}
-        out = [_Named(spec.name, None, spec, quantizes and spec.role == "linear") for spec in self.shape.before]
+        out = self._in_towers(is_before=True)
+        out += [_Named(spec.name, None, spec, quantizes and spec.role == "linear") for spec in self.shape.before]
         for layer in self.layers:
             prefix = f"{self.shape.layer_prefix}{layer}."
             out += [
                 _Named(prefix + spec.name, self.index_of[layer], spec, quantizes and spec.role == "linear")
                 for spec in kind_of[layer].parameters
             ]
-        return out + [_Named(spec.name, None, spec, False) for spec in self.shape.after]
+        after = [_Named(spec.name, None, spec, False) for spec in self.shape.after]
+        inside = [named for named in after if named.spec.role != "head"]
+        return out + inside + self._in_towers(is_before=False) + after[len(inside) :]
+
+    def _in_towers(self, *, is_before: bool) -> list[_Named]:
+        """Parameters of the towers that stand before the language model, or after it; the head comes last."""
+        quantizes = self.config.quantization is not None
+        return [
+            _Named(spec.name, None, spec, quantizes and spec.role == "linear")
+            for tower in self.shape.towers
+            if tower.is_before == is_before
+            for spec in tower.parameters
+        ]
 
     def _load(self) -> None:
         tape, named, is_full = self.tape, self._named(), self.config.lora is None
+        in_towers = {spec.name for tower in self.shape.towers for spec in tower.parameters}
         self.order = named
         is_read_onto_device = self.config.quantization is not None or self.stack.loads_onto_device
         if self.stack.has_warmup_block and is_read_onto_device:
@@ -161,11 +177,11 @@ class _Run:
                 packed_from = "f16" if self.shape.code == "litgpt" else self._dtype_of(spec)
                 self.quantized[name] = self.quantizer.load(spec.shape, packed_from)
             else:
-                self.parameters[name] = Tensor(
-                    spec.shape, self._dtype_of(spec), needs_grad=is_full and not spec.is_frozen
-                )
+                wants_grad = is_full and not spec.is_frozen and name not in in_towers
+                self.parameters[name] = Tensor(spec.shape, self._dtype_of(spec), needs_grad=wants_grad)
         self.buffers: dict[str, Tensor] = {}
-        family = decoder_of(self.shape)
+        self._load_tower_buffers(is_before=True)
+        family = self.family
         kind_of = {layer: kind for kind in self.shape.kinds for layer in kind.layers}
         for layer in self.layers:
             for name, size, dtype in _layer_buffers(family, self.shape, kind_of[layer], self.dtype):
@@ -174,9 +190,20 @@ class _Run:
         tape.segment("buffers")
         for name, size, dtype in family.buffers(self.shape.traits, self.dtype):
             self.buffers[name] = Tensor(size, dtype)
+        self._load_tower_buffers(is_before=False)
+
+    def _load_tower_buffers(self, *, is_before: bool) -> None:
+        self.tape.segment("tower buffers")
+        for tower in self.shape.towers:
+            if tower.is_before == is_before:
+                for buffer in tower.buffers:
+                    self.buffers[buffer.name] = Tensor(buffer.shape, self._buffer_dtype(buffer))
+
+    def _buffer_dtype(self, buffer: BufferSpec) -> str:
+        return {"fp32": "f32", "int64": "i64"}.get(buffer.dtype, self.dtype)
 
     def _dtype_of(self, spec: ParameterSpec) -> str:
-        is_kept = spec.name in decoder_of(self.shape).parameters_in_32bit
+        is_kept = spec.name in self.family.parameters_in_32bit
         return "f32" if is_kept else self.dtype
 
     def _quantizer(self) -> Quantizer4bit | Quantizer8bit | None:
@@ -192,13 +219,17 @@ class _Run:
         """caching_allocator_warmup (transformers/modeling_utils.py): parameters at their packed size, and buffers."""
         settings = self.config.quantization
         per_byte = 1 if settings is not None and settings.scheme == "int8" else 2
-        family = decoder_of(self.shape)
+        family = self.family
         buffers = family.buffers(self.shape.traits, self.dtype)
         for kind in self.shape.kinds:
             buffers += _layer_buffers(family, self.shape, kind, self.dtype) * len(kind.layers)
         total = sum(numel(shape) * ITEM_BYTES[dtype] for _, shape, dtype in buffers)
         quantizes = self.config.quantization is not None
-        for _, spec in self.shape.parameters():
+        specs = [spec for _, spec in self.shape.parameters()]
+        for tower in self.shape.towers:
+            specs += tower.parameters
+            total += sum(numel(b.shape) * ITEM_BYTES[self._buffer_dtype(b)] for b in tower.buffers)
+        for spec in specs:
             item = ITEM_BYTES[self._dtype_of(spec)]
             is_packed = quantizes and spec.role == "linear"
             total += spec.num_elements // per_byte if is_packed else spec.num_elements * item
@@ -255,7 +286,7 @@ class _Run:
                 self.tape.segment("saved", layer)
                 self._copy(self.parameters, name, needs_grad=True)
                 self.saved.add(name)
-                if "embed_scale" in self.buffers and name == decoder_of(self.shape).embedding_name:
+                if "embed_scale" in self.buffers and name == self.family.embedding_name:
                     self._copy(self.buffers, "embed_scale")
         self.tape.segment("saved end")
 
@@ -295,8 +326,8 @@ class _Run:
             traits=self.shape.traits,
             layers=self.layers,
             linear=self._linear,
-            weight=self.parameters.__getitem__,
-            optional=self.parameters.get,
+            weight=lambda name: self.parameters[self._actual(name)],
+            optional=lambda name: self.parameters.get(self._actual(name)),
             has=self._has_linear,
             buffer=self.buffers.__getitem__,
             attention="eager" if self.config.attention == "eager" else "sdpa",
@@ -306,11 +337,18 @@ class _Run:
             code=self.stack.model_code,
             is_quantized=self.config.quantization is not None,
         )
-        decoder = decoder_of(self.shape)(modules)
+        decoder = self.family(modules)
         fuse(decoder, self.stack)
         if self.config.gradient_checkpointing and self.shape.model_type in self.stack.caches_though_checkpointed:
             keep_products(decoder, self.products)
         return decoder
+
+    def _actual(self, name: str) -> str:
+        """The name of a parameter outside the layers, which families call `model.` whatever stands around it."""
+        root = self.shape.layer_prefix.removesuffix("layers.")
+        if name in self.parameters or not name.startswith("model.") or name.startswith(root):
+            return name
+        return root + name.removeprefix("model.")
 
     def _has_linear(self, name: str) -> bool:
         return f"{name}.weight" in self.parameters or f"{name}.weight" in self.quantized
@@ -348,23 +386,33 @@ class _Run:
         if not self.shape.tied_embeddings:
             weight = next(self.parameters[spec.name] for spec in self.shape.after if spec.role == "head")
         bias = next((self.parameters[s.name] for s in self.shape.after if s.name.endswith("lm_head.bias")), None)
-        return make_head(
+        head = make_head(
             self.config.loss,
             self.stack,
             self.shape.model_type,
             lambda input_ids: decoder(input_ids, options),
             weight,
             bias,
-            has_softcap=has_softcap,
-            is_scaled=decoder.scales_logits,
+            has_softcap=self.shape.traits.final_softcap is not None and decoder.caps_logits,
+            is_scaled=self._scales_logits()
+            or decoder.scales_logits
+            or (decoder.scales_before_head and self.config.loss == "chunked"),
             in_32bit=decoder.logits_in_32bit,
             prepared=decoder.head_weight,
         )
+        head.scales_input = decoder.scales_before_head
+        return head
+
+    def _scales_logits(self) -> bool:
+        """The chunked loss leaves out a factor of one (runtime/loss.py); the class itself does not."""
+        factor = self.shape.traits.logits_factor
+        return factor is not None and (self.config.loss != "chunked" or factor != 1)
 
     def _trainable(self) -> Iterable[tuple[int | None, Tensor]]:
         is_full = self.config.lora is None
+        in_towers = {spec.name for tower in self.shape.towers for spec in tower.parameters}
         for name, layer, spec, _ in self.order:
-            if (is_full and not spec.is_frozen) or name in self.saved:
+            if (is_full and not spec.is_frozen and name not in in_towers) or name in self.saved:
                 yield layer, self.parameters[name]
             elif name.endswith(".weight") and name.removesuffix(".weight") in self.adapters:
                 for parameter in self.adapters[name.removesuffix(".weight")].parameters():

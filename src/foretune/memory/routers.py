@@ -6,7 +6,7 @@ from foretune.memory.experts import divide_in_place, gather_last, masked_fill, s
 from foretune.memory.ops import add, add_scalar, expand, like, linear, reshape, scale, to, unsqueeze, view
 from foretune.memory.tape import Tensor
 
-__all__ = ["GroupedRouter", "TopKRouter"]
+__all__ = ["GroupedRouter", "Routing", "TopKRouter"]
 
 Routing = tuple[Tensor, Tensor, Tensor]
 """Logits, weights and indices of each token's experts."""

@@ -37,6 +37,7 @@ __all__ = [
     "backward",
     "checkpoint",
     "current",
+    "discard",
     "drop_graph",
     "function_node",
     "node_for",
@@ -445,6 +446,7 @@ def _fit(out: Grads, i: int, edge: tuple[Any, int, Shape, str] | None) -> Tensor
             outputs, inputs = numel(shape), numel(grad.shape) // numel(shape)
             is_inner = not shape or shape[-1] != grad.shape[-1]
             total = Tensor(shape, grad.dtype)
+            total.is_view = len(grad.shape) > len(shape)  # at::sum_to drops leading dimensions by a view
             current().reduction(outputs, inputs, is_inner=is_inner)
             grad = total if len(grad.shape) == len(shape) else total.detach()  # sum_to: leading dimensions by a view
             del total
@@ -487,6 +489,30 @@ def _let_go(node: Any) -> None:
         node = todo.pop()
     if tape and tape.segments[-1].kind == "graph":
         tape.segment("graph end")
+
+
+def discard(t: Tensor) -> None:
+    """Let go of a tensor that nothing else holds, and of a graph behind it that no backward will run.
+
+    As torch does (deleteNode in torch/csrc/autograd/function.cpp): the graph goes first; a node's saved variables go
+    before what it alone leads to, its last edge first.
+    """
+    if getrefcount(t) > 2 or type(t.edge) is not tuple:  # ours and getrefcount's argument
+        return
+    todo, t.edge = [t.edge], None
+    while todo:
+        node = todo.pop()[0]
+        if getrefcount(node) > 2:
+            node = None
+            continue
+        node.release()
+        edges, node.edges = list(node.edges), ()
+        node = None
+        while edges:
+            following = edges.pop(0)
+            if following is not None and getrefcount(following[0]) <= 2:
+                todo.append(following)
+            following = None
 
 
 # ------------------------------------------------------------------ activation checkpointing

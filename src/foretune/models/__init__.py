@@ -9,7 +9,16 @@ from foretune.models.families import WITHOUT_CLASS, known_model_types, shape_fro
 from foretune.models.families.registry import REMOTE_CODE_TYPES
 from foretune.models.litgpt import LITGPT_TYPES, litgpt_shape
 from foretune.models.resolve import resolve_config, resolve_model
-from foretune.models.shape import OUTSIDE, DecoderTraits, LayerKind, ModelShape, ParameterSpec, Projection
+from foretune.models.shape import (
+    OUTSIDE,
+    BufferSpec,
+    DecoderTraits,
+    LayerKind,
+    ModelShape,
+    ParameterSpec,
+    Projection,
+    Tower,
+)
 from foretune.models.targets import (
     SCOPES,
     adapted_params,
@@ -25,12 +34,14 @@ __all__ = [
     "REMOTE_CODE_TYPES",
     "SCOPES",
     "WITHOUT_CLASS",
+    "BufferSpec",
     "DecoderTraits",
     "LayerKind",
     "ModelEntry",
     "ModelShape",
     "ParameterSpec",
     "Projection",
+    "Tower",
     "adapted_params",
     "known_model_types",
     "list_models",

@@ -13,13 +13,24 @@ from msgspec import Meta
 
 from foretune.values import Value
 
-__all__ = ["OUTSIDE", "DecoderTraits", "LayerKind", "ModelShape", "ParameterSpec", "Projection"]
+__all__ = [
+    "OUTSIDE",
+    "BufferSpec",
+    "DecoderTraits",
+    "LayerKind",
+    "ModelShape",
+    "ParameterSpec",
+    "Projection",
+    "Tower",
+]
 
 OUTSIDE = -1
 """The layer of a projection that stands outside the stack: litgpt's head."""
 
 Size = Annotated[int, Meta(ge=0, lt=1 << 62)]
-_WITHOUT_SDPA = frozenset({"bloom", "gemma2", "gpt_neo", "gpt_oss", "granite_swa", "mimo_v2_flash", "mpt", "xglm"})
+_WITHOUT_SDPA = frozenset(
+    {"bloom", "gemma2", "gpt_neo", "gpt_oss", "granite_swa", "mamba2", "mimo_v2_flash", "mpt", "vaultgemma", "xglm"}
+)
 """Classes of transformers 5.24 without `_supports_sdpa`."""
 ParameterRole = Literal["linear", "bias", "conv1d", "embedding", "head", "norm", "experts", "other"]
 
@@ -83,6 +94,8 @@ class DecoderTraits(Value, frozen=True, kw_only=True):
     num_heads: Size | None = None
     num_kv_heads: Size | None = None
     head_dim: Size | None = None
+    value_head_dim: Size | None = None
+    """Width of a head of values in latent attention, whose keys may be wider."""
     intermediate_size: Size | None = None
     activation: str | None = None
     """As in the config: `silu`, `gelu_pytorch_tanh`, `gelu_new`, `relu`..."""
@@ -90,6 +103,8 @@ class DecoderTraits(Value, frozen=True, kw_only=True):
     """Width of the rotated part of a head; None: no rotary embedding."""
     has_long_rope: bool = False
     """Rotary frequencies are chosen by the length of the sequence (longrope)."""
+    global_rotary_dim: Size | None = None
+    """The same in layers without a window, where it is another one (Gemma 4)."""
     rotary_layers: tuple[bool, ...] = ()
     """Where some layers go without rotary embedding (SmolLM3, Cohere2): True for the layers that have it."""
     rotary_bases: tuple[float, ...] = ()
@@ -101,6 +116,8 @@ class DecoderTraits(Value, frozen=True, kw_only=True):
     """Layers without rotary embedding scale their queries by position (Llama 4)."""
     attention_softcap: float | None = None
     final_softcap: float | None = None
+    logits_factor: float | None = None
+    """Number by which the class multiplies or divides its logits (Granite, Cohere); None: it does neither."""
     qk_norm: Literal["head", "full"] | None = None
     """Norm on queries and keys: over each head, or over the whole projection (OLMo2)."""
     unwritten: tuple[str, ...] = ()
@@ -125,6 +142,8 @@ class DecoderTraits(Value, frozen=True, kw_only=True):
     """Dropout that the config itself asks for in training (GPT-2: 0.1), apart from LoRA's."""
     attention_dropout: float = 0.0
     residual_dropout: float = 0.0
+    sparse_layers: tuple[bool, ...] = ()
+    """For each layer whether only the largest of its MLP's activations are kept (Gemma 3n); empty: none is so."""
     has_expert_bias: bool = False
     """A correction is added to the scores by which LFM2 chooses experts."""
     mixer_groups: Size | None = None
@@ -133,10 +152,14 @@ class DecoderTraits(Value, frozen=True, kw_only=True):
     """Width of all heads of a Mamba 2 mixer together."""
     mixer_projection: Size | None = None
     """Width of a Mamba 2 mixer's input projection."""
+    residual_in_32bit: bool = False
+    """The residual stream is fp32 whatever the weights are (Mamba 2)."""
     norms_before_gate: bool = False
     """A Mamba 2 mixer's norm comes before its gate (Falcon H1)."""
     mixer_chunk: Size | None = None
     """Tokens of one chunk of a Mamba 2 mixer's scan, or of a block of lightning attention."""
+    flags: tuple[str, ...] = ()
+    """Switches of one family alone that are on, by their keys in the config."""
     activation_dropout: float = 0.0
     """Dropout between the MLP's layers (XGLM)."""
     keeps_normed_residual: bool = False
@@ -145,6 +168,25 @@ class DecoderTraits(Value, frozen=True, kw_only=True):
     """A norm stands after the last layer (not in every OPT)."""
     norms_last: bool = False
     """Norms stand after attention and MLP instead of before (OPT without `do_layer_norm_before`)."""
+
+
+class BufferSpec(Value, frozen=True, kw_only=True):
+    """One tensor that a module holds beside its parameters, on the device too."""
+
+    name: str
+    shape: tuple[Size, ...]
+    dtype: Literal["model", "fp32", "int64"] = "model"
+    """`model`: the dtype that the model is loaded in."""
+
+
+class Tower(Value, frozen=True, kw_only=True):
+    """A part beside the language model, under absolute names: its weights are loaded and not trained."""
+
+    parameters: tuple[ParameterSpec, ...]
+    """In module order; a `linear` stands below a numbered layer, where 4-bit reaches it."""
+    buffers: tuple[BufferSpec, ...] = ()
+    is_before: bool = True
+    """Its modules come before the language model's."""
 
 
 class ModelShape(Value, frozen=True, kw_only=True):
@@ -178,6 +220,12 @@ class ModelShape(Value, frozen=True, kw_only=True):
     """What adapters see, where that is not the linear layers of the stack."""
     tower_params: Size = 0
     """Parameters outside the language model (vision, audio, projector), in all."""
+    outer_type: str | None = None
+    """Transformers' `model_type` of the whole, where a language model stands inside one."""
+    loads_text_alone: bool = False
+    """Transformers' causal class of the whole is the language model's: nothing outside it is loaded."""
+    towers: tuple[Tower, ...] = ()
+    """What is loaded beside the language model, where that is known; in all `tower_params`."""
     published_only_as: str | None = None
     """The quantization in which the model is published, if there is no unquantized checkpoint of it."""
     notes: tuple[str, ...] = ()
@@ -199,6 +247,11 @@ class ModelShape(Value, frozen=True, kw_only=True):
     def total_params(self) -> int:
         """All unique parameters; buffers do not count."""
         return self.text_params + self.tower_params
+
+    @property
+    def loaded_params(self) -> int:
+        """Parameters that a fine-tune has on the device: all, or the language model's alone."""
+        return self.text_params if self.loads_text_alone else self.total_params
 
     @property
     def refuses_sdpa(self) -> bool:

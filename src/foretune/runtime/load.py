@@ -18,6 +18,10 @@ __all__ = ["DTYPES", "build_model", "decoder_linears", "model_config"]
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
+_TIED_BY_THE_WHOLE = frozenset({"qwen3_5", "qwen3_5_moe"})
+"""Types whose causal class is the language model's alone, while the config of the whole says whether its head is the
+embedding's weight, as it is in the checkpoint."""
+
 _PRODUCTS = ("Linear", "FalconLinear")
 """Classes that are a product with a weight and no more."""
 _LEFT_OUT = frozenset(
@@ -49,6 +53,8 @@ def model_config(config: Mapping[str, Any], *, attention: str) -> PretrainedConf
             raise
         reason = str(error.__cause__ or error).strip().splitlines()[-1][:300]
         raise ConfigError(f"Transformers refuses this {model_type} config: {reason}") from error
+    if model_type in _TIED_BY_THE_WHOLE and "tie_word_embeddings" in fields:
+        made.get_text_config().tie_word_embeddings = made.tie_word_embeddings
     made._attn_implementation = attention
     return made
 

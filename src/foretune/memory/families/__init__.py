@@ -3,6 +3,7 @@
 from foretune.memory.decoder import Decoder
 from foretune.memory.families.classic import Gpt2Decoder, GptNeoxDecoder
 from foretune.memory.families.classic_more import CodeGenDecoder, GptBigCodeDecoder, GptjDecoder, PersimmonDecoder
+from foretune.memory.families.deepseek_v2 import DeepseekV2Decoder
 from foretune.memory.families.delta import Qwen3NextDecoder, Qwen35Decoder
 from foretune.memory.families.dense import (
     GraniteDecoder,
@@ -38,9 +39,12 @@ from foretune.memory.families.dense_pairs import (
 from foretune.memory.families.fairseq import OptDecoder, XglmDecoder
 from foretune.memory.families.falcon import FalconDecoder
 from foretune.memory.families.gemma import Gemma2Decoder, Gemma3Decoder, GemmaDecoder
+from foretune.memory.families.gemma3n import Gemma3nDecoder
+from foretune.memory.families.gemma_more import Gemma4Decoder, VaultGemmaDecoder
 from foretune.memory.families.gpt_oss import GptOssDecoder
 from foretune.memory.families.granite_swa import GraniteSwaDecoder
 from foretune.memory.families.hybrid import Lfm2Decoder, Lfm2MoeDecoder
+from foretune.memory.families.latent import DeepseekV3Decoder, MiniCpm3Decoder, YoutuDecoder
 from foretune.memory.families.litgpt import LitGptDecoder
 from foretune.memory.families.llama import (
     LlamaDecoder,
@@ -51,6 +55,7 @@ from foretune.memory.families.llama import (
     Qwen3Decoder,
 )
 from foretune.memory.families.llama4 import Llama4Decoder
+from foretune.memory.families.mamba2_only import Mamba2Decoder
 from foretune.memory.families.mimo import MimoDecoder
 from foretune.memory.families.minimax import MiniMaxDecoder
 from foretune.memory.families.moe import (
@@ -68,6 +73,7 @@ from foretune.memory.families.moe_more import (
     HunYuanMoeDecoder,
 )
 from foretune.memory.families.moe_shared import Dots1Decoder, ExaoneMoeDecoder, Glm4MoeDecoder, SolarOpenDecoder
+from foretune.memory.families.multimodal import Gemma3Whole, Gemma4Whole, MllamaDecoder
 from foretune.memory.families.nemotron_h import NemotronHDecoder
 from foretune.memory.families.phimoe import PhimoeDecoder
 from foretune.memory.families.remote import BaichuanDecoder, ChatGlmDecoder, QwenDecoder
@@ -75,7 +81,7 @@ from foretune.memory.families.scores import BloomDecoder, GptNeoDecoder, MptDeco
 from foretune.memory.families.statespace import BambaDecoder, FalconH1Decoder, GraniteHybridDecoder
 from foretune.models import REMOTE_CODE_TYPES, ModelShape
 
-__all__ = ["DECODERS", "decoder_of"]
+__all__ = ["DECODERS", "decoder_of", "find_decoder"]
 
 DECODERS: dict[str, type[Decoder]] = {
     "apertus": ApertusDecoder,
@@ -89,6 +95,8 @@ DECODERS: dict[str, type[Decoder]] = {
     "cohere": CohereDecoder,
     "cohere2": Cohere2Decoder,
     "cwm": CwmDecoder,
+    "deepseek_v2": DeepseekV2Decoder,
+    "deepseek_v3": DeepseekV3Decoder,
     "dots1": Dots1Decoder,
     "ernie4_5": Ernie45Decoder,
     "ernie4_5_moe": Ernie45MoeDecoder,
@@ -100,9 +108,14 @@ DECODERS: dict[str, type[Decoder]] = {
     "flex_olmo": FlexOlmoDecoder,
     "gemma": GemmaDecoder,
     "gemma2": Gemma2Decoder,
+    "gemma3": Gemma3Whole,
     "gemma3_text": Gemma3Decoder,
+    "gemma3n_text": Gemma3nDecoder,
+    "gemma4": Gemma4Whole,
+    "gemma4_text": Gemma4Decoder,
     "glm": GlmDecoder,
     "glm4": Glm4Decoder,
+    "glm4_moe_lite": DeepseekV3Decoder,
     "glm4_moe": Glm4MoeDecoder,
     "gpt2": Gpt2Decoder,
     "gpt_bigcode": GptBigCodeDecoder,
@@ -124,10 +137,13 @@ DECODERS: dict[str, type[Decoder]] = {
     "internlm3": LlamaDecoder,
     "jais2": Jais2Decoder,
     "llama": LlamaDecoder,
+    "minicpm3": MiniCpm3Decoder,
     "llama4_text": Llama4Decoder,
     "mimo_v2_flash": MimoDecoder,
+    "mamba2": Mamba2Decoder,
     "minimax": MiniMaxDecoder,
     "minimax_m2": MiniMaxM2Decoder,
+    "mllama_text_model": MllamaDecoder,
     "ministral": MinistralDecoder,
     "ministral3": Ministral3Decoder,
     "mistral": MistralDecoder,
@@ -155,6 +171,8 @@ DECODERS: dict[str, type[Decoder]] = {
     "qwen3_moe": Qwen3MoeDecoder,
     "seed_oss": SeedOssDecoder,
     "smollm3": Qwen2Decoder,
+    "vaultgemma": VaultGemmaDecoder,
+    "youtu": YoutuDecoder,
     "solar_open": SolarOpenDecoder,
     "stablelm": StableLmDecoder,
     "starcoder2": Starcoder2Decoder,
@@ -166,5 +184,18 @@ DECODERS.update({remote: DECODERS[known] for remote, known in REMOTE_CODE_TYPES.
 
 
 def decoder_of(shape: ModelShape) -> type[Decoder]:
-    """Return the decoder of a model in the modules that its shape is described in."""
-    return LitGptDecoder if shape.code == "litgpt" else DECODERS[shape.model_type]
+    """Return the decoder of a model in the modules that its shape is described in. Raises KeyError without one."""
+    found = find_decoder(shape)
+    if found is None:
+        raise KeyError(shape.outer_type or shape.model_type)
+    return found
+
+
+def find_decoder(shape: ModelShape) -> type[Decoder] | None:
+    """Return the decoder of the whole, where what is beside the language model is loaded with it, else of the language
+    model; None where there is none."""
+    if shape.code == "litgpt":
+        return LitGptDecoder
+    if shape.outer_type is None or shape.loads_text_alone:
+        return DECODERS.get(shape.model_type)
+    return DECODERS.get(shape.outer_type)

@@ -49,7 +49,7 @@ class OptAttention:
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Any]:
         if self.modules.attention == "eager":
             return blocks.eager_attention(1, query, key, value, mask, probability=self.probability)
-        return blocks.sdpa_attention(self.modules.kernels, 1, query, key, value, mask)
+        return blocks.sdpa_attention(self.modules.kernels, 1, query, key, value, mask, probability=self.probability)
 
 
 class OptLayer(Layer):

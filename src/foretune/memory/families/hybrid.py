@@ -121,6 +121,7 @@ class Lfm2Layer(Layer):
 class Lfm2Decoder(SlidingDecoder):
     """Lfm2Model: short convolutions, attention in some layers."""
 
+    kernel_packages = "causal-conv1d"
     final_norm_name = "model.embedding_norm"
 
     def make_layer(self, index: int) -> Layer:

@@ -3,7 +3,7 @@
 Each class follows transformers 5.24's models/<family>/modeling_<family>.py; local names are theirs.
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from foretune.memory import blocks
 from foretune.memory.blocks import Module, RmsNorm, call
@@ -38,6 +38,7 @@ class SharedExpertsDecoder(LlamaDecoder):
     """A decoder whose sparse layers have DeepSeek's router; a layer without one is dense."""
 
     parameters_in_32bit: ClassVar[frozenset[str]] = frozenset({"mlp.gate.weight"})
+    router_class: ClassVar[type[Any]] = GroupedRouter
 
     @classmethod
     def layer_buffers(
@@ -53,7 +54,7 @@ class SharedExpertsDecoder(LlamaDecoder):
         if self.modules.optional(f"{name}.gate.weight") is None:
             return super().make_mlp(name)
         return SharedExpertsBlock(
-            GroupedRouter(self.modules, f"{name}.gate"),
+            self.router_class(self.modules, f"{name}.gate"),
             make_experts(self.modules, f"{name}.experts"),
             super().make_mlp(f"{name}.shared_experts"),
         )

@@ -35,6 +35,7 @@ class ScopedDecoder(LayerNormDecoder):
         position_ids: Tensor | None = None,
         cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
+        attention_mask: Any = None,
     ) -> tuple[Tensor, Any]:
         tape = current()
         cache = Cache() if run.keeps_cache else None

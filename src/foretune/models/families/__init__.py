@@ -60,6 +60,9 @@ def shape_from_config(
         kinds=built.kinds,
         after=built.after,
         tower_params=whole.tower_params,
+        outer_type=whole.outer_type,
+        loads_text_alone=whole.loads_text_alone,
+        towers=whole.towers,
         published_only_as=published_only_as,
         notes=(*notes, *whole.notes, *built.notes),
     )

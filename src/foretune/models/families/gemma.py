@@ -109,6 +109,8 @@ def gemma3n(c: Fields) -> Decoder:
         intermediate_size=widths[0],
         qk_norm="head",
         final_softcap=c.number("final_logit_softcapping"),
+        sparse_layers=_sparse_layers(c, count),
+        flags=_altup_flags(c),
         **windowed(c, types, c.maybe_size("sliding_window")),
     )
     inputs = c.size("altup_num_inputs")
@@ -130,6 +132,25 @@ def _num_shared(c: Fields, count: int) -> int:
     if shared > count:
         raise c.refuse("num_kv_shared_layers", f"more than the {count} layers there are", "Check the config.")
     return shared
+
+
+def _sparse_layers(c: Fields, count: int) -> tuple[bool, ...]:
+    """Read `activation_sparsity_pattern`; by default the first ten layers of a model with more are sparse."""
+    stated = c.raw("activation_sparsity_pattern")
+    if stated is None:
+        return tuple(count > 10 and i < 10 for i in range(count))
+    is_right = isinstance(stated, (list, tuple)) and len(stated) == count
+    if not is_right or not all(type(share) in (int, float) for share in stated):
+        raise c.refuse(
+            "activation_sparsity_pattern", f"not one number for each of {count} layers", "Write one a layer."
+        )
+    return tuple(share > 0 for share in stated)
+
+
+def _altup_flags(c: Fields) -> tuple[str, ...]:
+    """Coefficients are clipped in training, and the first prediction may be scaled."""
+    clips = ("altup_coef_clip",) if c.number("altup_coef_clip") is not None else ()
+    return clips + (("altup_correct_scale",) if c.flag("altup_correct_scale") else ())
 
 
 def _widths(c: Fields, count: int) -> tuple[int, ...]:
@@ -229,10 +250,19 @@ def gemma4(c: Fields) -> Decoder:
         final_softcap=c.number("final_logit_softcapping"),
         num_experts=c.maybe_size("num_experts") if is_moe else None,
         experts_per_token=c.maybe_size("top_k_experts") if is_moe else None,
+        global_rotary_dim=c.maybe_size("global_head_dim") or 512,
+        flags=_gemma4_flags(c),
         **windowed(c, types, c.maybe_size("sliding_window")),
     )
     kinds = stack(keys, lambda key: _gemma4_layer(c, h, key))
     return decoder(c, kinds, traits, final=norm("model.norm", hidden), after=_per_layer_inputs(c, hidden, count))
+
+
+def _gemma4_flags(c: Fields) -> tuple[str, ...]:
+    has_inputs = bool(c.maybe_size("hidden_size_per_layer_input", low=0))
+    named = {"hidden_size_per_layer_input": has_inputs}
+    named |= {name: c.flag(name) for name in ("attention_k_eq_v", "enable_moe_block")}
+    return tuple(name for name, is_on in named.items() if is_on)
 
 
 def _gemma4_layer(c: Fields, h: Heads, key: _Gemma4Layer) -> Params:

@@ -59,7 +59,27 @@ def _traits(c: Fields, **more: Any) -> DecoderTraits:
     nope, rope = c.size("qk_nope_head_dim", low=0), c.size("qk_rope_head_dim", low=0)
     num_heads = c.size("num_attention_heads")
     h = Heads(num_heads, c.maybe_size("num_key_value_heads") or num_heads, nope + rope)
-    return dense_traits(c, h, rotary=None, rotary_dim=rope, **more)
+    return dense_traits(c, h, rotary=None, rotary_dim=rope, value_head_dim=_value_width(c), **more)
+
+
+def _interleaving(build: Callable[[Fields], Decoder]) -> Callable[[Fields], Decoder]:
+    """Of classes that rotate pairs of neighbours, unless the config says otherwise."""
+
+    def built(c: Fields) -> Decoder:
+        whole = build(c)
+        interleaves = not c.has("rope_interleave") or c.flag("rope_interleave")
+        return whole._replace(traits=whole.traits.with_(flags=("rope_interleave",) if interleaves else ()))
+
+    return built
+
+
+def deepseek_v2(c: Fields) -> Decoder:
+    """deepseek_v2: experts may be chosen from the best groups only."""
+    whole = deepseek(c)
+    method = c.text("topk_method") or "greedy"
+    if method not in ("greedy", "group_limited_greedy"):
+        raise c.refuse("topk_method", "which the class does not know", "It is greedy or group_limited_greedy.")
+    return whole._replace(traits=whole.traits.with_(flags=(method,)))
 
 
 def _sparse_mlp(c: Fields, count_key: str, shared_key: str) -> Params:
@@ -70,11 +90,13 @@ def _sparse_mlp(c: Fields, count_key: str, shared_key: str) -> Params:
 
 
 def minicpm3(c: Fields) -> Decoder:
-    """minicpm3, youtu: latent attention and a dense MLP."""
+    """minicpm3, youtu: latent attention and a dense MLP; a scale of embeddings that is a whole number stays one."""
     hidden = c.size("hidden_size")
     mlp = gated_mlp("mlp", hidden, c.size("intermediate_size"), c.flag("mlp_bias"))
     layer = latent_attention(c) + mlp + pre_norms(hidden)
-    return decoder(c, stack([0] * c.num_layers(), lambda _: layer), _traits(c), final=norm("model.norm", hidden))
+    is_whole = not isinstance(c.raw("scale_emb"), float)
+    traits = _traits(c, flags=("whole_scale_emb",) if is_whole else ())
+    return decoder(c, stack([0] * c.num_layers(), lambda _: layer), traits, final=norm("model.norm", hidden))
 
 
 def deepseek(c: Fields) -> Decoder:
@@ -343,13 +365,13 @@ def _delta(c: Fields, settings: object) -> Params:
 
 
 FAMILIES: dict[str, Callable[[Fields], Decoder]] = {
-    "deepseek_v2": deepseek,
-    "deepseek_v3": deepseek,
+    "deepseek_v2": deepseek_v2,
+    "deepseek_v3": _interleaving(deepseek),
     "deepseek_v32": deepseek_v32,
     "deepseek_v4": deepseek_v4,
-    "glm4_moe_lite": glm4_moe_lite,
+    "glm4_moe_lite": _interleaving(glm4_moe_lite),
     "glm_moe_dsa": glm_moe_dsa,
     "kimi_linear": kimi_linear,
     "minicpm3": minicpm3,
-    "youtu": minicpm3,
+    "youtu": _interleaving(minicpm3),
 }

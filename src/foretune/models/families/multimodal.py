@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from foretune.errors import ConfigError
-from foretune.models.families import towers
+from foretune.models.families import tower_lists, towers
 from foretune.models.families.dense import dense_traits, pre_norms
 from foretune.models.families.fields import Fields, class_defaults, fields_of
 from foretune.models.families.parts import (
@@ -21,7 +21,7 @@ from foretune.models.families.parts import (
     stack,
 )
 from foretune.models.families.registry import LANGUAGE_MODELS, family
-from foretune.models.shape import ParameterSpec
+from foretune.models.shape import ParameterSpec, Tower
 
 __all__ = ["FAMILIES", "MULTIMODAL", "build_multimodal"]
 
@@ -74,7 +74,12 @@ MULTIMODAL: dict[str, _Kind] = {
     "gemma4": _Kind("gemma4_text", "gemma4_vision", lambda top, vision, width: 0),
     "idefics3": _Kind("llama", "idefics3_vision", towers.idefics3_tower, "model.text_model."),
     "kimi_k25": _Kind("deepseek_v3", "kimi_k25_vision", towers.kimi_k25_tower),
-    "llama4": _Kind("llama4_text", "llama4_vision_model", _of_vision(towers.llama4_tower), "language_model.model."),
+    "llama4": _Kind(
+        "llama4_text",
+        "llama4_vision_model",
+        _of_vision(towers.llama4_tower),
+        "language_model.model.",
+    ),
     "mistral3": _Kind("mistral", "pixtral", towers.mistral3_tower),
     "mllama": _Kind("mllama_text_model", "mllama_vision_model", _of_vision(towers.mllama_tower)),
     "paligemma": _Kind("gemma", "siglip_vision_model", towers.paligemma_tower),
@@ -87,6 +92,8 @@ MULTIMODAL: dict[str, _Kind] = {
     "smolvlm": _Kind("llama", "smolvlm_vision", towers.idefics3_tower, "model.text_model."),
     "step3p7": _Kind("step3p5", "step3p5_vision", towers.step3p7_tower, text_defaults=True),
 }
+_LOAD_TEXT_ALONE = frozenset({"llama4", "mllama", "qwen3_5", "qwen3_5_moe"})
+"""Those for which Transformers' AutoModelForCausalLM builds the language model alone (models/auto/modeling_auto.py)."""
 _TEXT_TYPES = {"kimi_k2": "deepseek_v3", "step3p7": "step3p5", "step3p7_text": "step3p5"}
 
 
@@ -102,13 +109,17 @@ def build_multimodal(config: Mapping[str, Any], model_type: str, *, place: str) 
     if model_type == "llama4":
         built = built._replace(after=_head_inside(built.after))
     width = built.traits.hidden_size
+    listed: tuple[Tower, ...] = ()
     if model_type == "gemma4":
-        count = towers.gemma4_towers(
-            _optional(top, "vision_config", "gemma4_vision"), _optional(top, "audio_config", "gemma4_audio"), width
-        )
+        vision, audio = _optional(top, "vision_config", "gemma4_vision"), _optional(top, "audio_config", "gemma4_audio")
+        count = towers.gemma4_towers(vision, audio, width)
+        listed = tower_lists.gemma4_towers(vision, audio, width)
     else:
-        count = kind.tower(top, top.nested("vision_config", kind.vision_type), width)
-    return Whole(text_type, built, count, tuple(notes))
+        vision = top.nested("vision_config", kind.vision_type)
+        count = kind.tower(top, vision, width)
+        if model_type == "gemma3":
+            listed = tower_lists.gemma3_towers(vision, width)
+    return Whole(text_type, built, count, tuple(notes), model_type, model_type in _LOAD_TEXT_ALONE, listed)
 
 
 def _head_inside(params: Params) -> Params:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple, TypeVar
 
 from foretune.models.families.fields import Fields
-from foretune.models.shape import DecoderTraits, LayerKind, ParameterRole, ParameterSpec
+from foretune.models.shape import DecoderTraits, LayerKind, ParameterRole, ParameterSpec, Tower
 
 __all__ = [
     "Decoder",
@@ -225,6 +225,9 @@ class Whole(NamedTuple):
     decoder: Decoder
     tower_params: int
     notes: tuple[str, ...]
+    outer_type: str | None = None
+    loads_text_alone: bool = False
+    towers: tuple[Tower, ...] = ()
 
 
 def stack(keys: Sequence[Key], layer: Callable[[Key], Params]) -> tuple[LayerKind, ...]:

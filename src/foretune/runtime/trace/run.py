@@ -131,6 +131,7 @@ class OwnRun:
     def _adapted(self) -> nn.Module:
         """Attach the adapters, if there are any."""
         if self.config.lora is None:
+            self._freeze_towers()
             return self.base
         self.recorder.component = "adapters"
         prefix = self._layer_prefix()
@@ -138,6 +139,13 @@ class OwnRun:
         dtypes = self.config.precision.adapter_dtype, self.config.precision.dtype
         dtype, base_dtype = (DTYPES[name] for name in dtypes)
         return attach_adapters(self.base, self.config.lora, names, dtype=dtype, base_dtype=base_dtype)
+
+    def _freeze_towers(self) -> None:
+        """What stands beside the language model is loaded and not trained."""
+        frozen = {spec.name for tower in self.facts.shape.towers for spec in tower.parameters}
+        for name, parameter in self.base.named_parameters():
+            if name in frozen:
+                parameter.requires_grad_(False)
 
     def _layer_prefix(self) -> str:
         """Return what the layers are called in the built model: the causal class of a model for text and images has
