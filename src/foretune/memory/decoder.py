@@ -312,10 +312,9 @@ class RunOptions:
         _left_padding_tokens = Tensor((b,), "i64")
         if self.attention == "sdpa" and s < chunk:
             return None
-        table = _chunked_table(b, s)
         if self.attention == "sdpa":
-            return table
-        return _additive_mask(table, inputs_embeds.dtype)
+            return _chunked_table(b, s)
+        return _additive_mask(_chunked_table(b, s), inputs_embeds.dtype)
 
 
 def _additive_mask(table: Tensor, dtype: str) -> Tensor:
