@@ -44,7 +44,7 @@ from foretune.memory.families.gemma_more import Gemma4Decoder, VaultGemmaDecoder
 from foretune.memory.families.gpt_oss import GptOssDecoder
 from foretune.memory.families.granite_swa import GraniteSwaDecoder
 from foretune.memory.families.hybrid import Lfm2Decoder, Lfm2MoeDecoder
-from foretune.memory.families.indexed import DeepseekV32Decoder
+from foretune.memory.families.indexed import DeepseekV32Decoder, GlmMoeDsaDecoder
 from foretune.memory.families.latent import DeepseekV3Decoder, MiniCpm3Decoder, YoutuDecoder
 from foretune.memory.families.litgpt import LitGptDecoder
 from foretune.memory.families.llama import (
@@ -115,6 +115,7 @@ DECODERS: dict[str, type[Decoder]] = {
     "gemma4_text": Gemma4Decoder,
     "glm": GlmDecoder,
     "glm4": Glm4Decoder,
+    "glm_moe_dsa": GlmMoeDsaDecoder,
     "glm4_moe_lite": DeepseekV3Decoder,
     "glm4_moe": Glm4MoeDecoder,
     "gpt2": Gpt2Decoder,

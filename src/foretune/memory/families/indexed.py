@@ -1,15 +1,19 @@
-"""Latent attention to the tokens that an indexer chooses: DeepSeek V3.2 (models/deepseek_v32 of transformers 5.24)."""
+"""Latent attention to the tokens that an indexer chooses: DeepSeek V3.2 and GLM-5 (models/deepseek_v32, glm_moe_dsa of
+transformers 5.24).
+"""
 
 from typing import Any, ClassVar
 
 from foretune.memory import blocks, ops
 from foretune.memory.blocks import LayerNorm, call
-from foretune.memory.decoder import Cache, Modules, RunOptions
+from foretune.memory.decoder import Cache, Layer, Modules, RunOptions
 from foretune.memory.experts import masked_fill, top_k
 from foretune.memory.families.latent import DeepseekV3Decoder, LatentAttention, apply_rotary_interleave
+from foretune.memory.families.llama import LlamaLayer
 from foretune.memory.layout import numel
 from foretune.memory.ops import (
     add,
+    add_scalar,
     cat_last,
     contiguous,
     like,
@@ -25,7 +29,7 @@ from foretune.memory.ops import (
 from foretune.memory.strided import select
 from foretune.memory.tape import Tensor, current, like_iterator
 
-__all__ = ["DeepseekV32Decoder"]
+__all__ = ["DeepseekV32Decoder", "GlmMoeDsaDecoder"]
 
 
 class _Indexer:
@@ -95,9 +99,12 @@ class _Indexer:
 class DeepseekV32Attention(LatentAttention):
     """DeepseekV32Attention."""
 
+    indexer_class: ClassVar[type[_Indexer]] = _Indexer
+
     def __init__(self, modules: Modules, name: str, index: int) -> None:
         super().__init__(modules, name, index)
-        self.indexer = _Indexer(modules, f"{name}.indexer")
+        has_indexer = modules.optional(f"{name}.indexer.k_norm.weight") is not None
+        self.indexer = self.indexer_class(modules, f"{name}.indexer") if has_indexer else None
 
     def __call__(
         self,
@@ -105,8 +112,9 @@ class DeepseekV32Attention(LatentAttention):
         position_embeddings: Any,
         attention_mask: Tensor | None,
         cache: Cache | None = None,
+        prev_topk_indices: Tensor | None = None,
         **kwargs: Any,
-    ) -> tuple[Tensor, Any]:
+    ) -> tuple[Any, ...]:
         assert attention_mask is not None
         batch_size, seq_length = hidden_states.shape[:-1]
         query_shape = (batch_size, seq_length, -1, self.qk_head_dim)
@@ -123,9 +131,12 @@ class DeepseekV32Attention(LatentAttention):
             k_pass, k_rot = cache.update(k_pass, k_rot)
         query_states = cat_last([q_pass, q_rot])
         key_states, value_states = self.expand_kv(k_pass, k_rot)
-        topk_indices = call(
-            self.indexer, hidden_states, q_resid, position_embeddings, select(attention_mask, 1), cache=cache
-        )
+        if self.indexer is not None:
+            topk_indices = call(
+                self.indexer, hidden_states, q_resid, position_embeddings, select(attention_mask, 1), cache=cache
+            )
+        else:
+            topk_indices = prev_topk_indices
         index_mask = unsqueeze(self._unchosen(topk_indices, seq_length), 1)
         if attention_mask.dtype == "bool":
             attention_mask = _and(attention_mask, like(index_mask))
@@ -134,6 +145,11 @@ class DeepseekV32Attention(LatentAttention):
         attn_output, attn_weights = self.attend(query_states, key_states, value_states, attention_mask)
         attn_output = contiguous(reshape(attn_output, (batch_size, seq_length, numel(attn_output.shape[2:]))))
         attn_output = call(self.o_proj, attn_output)
+        return self.results(attn_output, attn_weights, topk_indices)
+
+    @staticmethod
+    def results(attn_output: Tensor, attn_weights: Any, topk_indices: Tensor) -> tuple[Any, ...]:
+        """What the forward returns."""
         return attn_output, attn_weights
 
     @staticmethod
@@ -159,3 +175,107 @@ class DeepseekV32Decoder(DeepseekV3Decoder):
 
     def masks(self, run: RunOptions, inputs_embeds: Tensor) -> dict[str, Tensor | None]:
         return {"full": run.causal_mask(inputs_embeds, None, can_skip=False)}
+
+
+# ------------------------------------------------------------------ GLM-5
+class _InterleavedIndexer(_Indexer):
+    """GlmMoeDsaIndexer."""
+
+    def rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """By pairs of neighbours."""
+        return apply_rotary_interleave(q, k, cos, sin, dim=2)
+
+
+class GlmMoeDsaAttention(DeepseekV32Attention):
+    """GlmMoeDsaAttention: a layer without an indexer takes the tokens of the last one that has it."""
+
+    indexer_class = _InterleavedIndexer
+
+    @staticmethod
+    def results(attn_output: Tensor, attn_weights: Any, topk_indices: Tensor) -> tuple[Any, ...]:
+        """With the tokens chosen."""
+        return attn_output, attn_weights, topk_indices
+
+
+class GlmMoeDsaLayer(LlamaLayer):
+    """GlmMoeDsaDecoderLayer."""
+
+    def forward(  # type: ignore[override]
+        self,
+        hidden_states: Tensor,
+        attention_mask: Any = None,
+        position_ids: Any = None,
+        cache: Any = None,
+        position_embeddings: Any = None,
+        prev_topk_indices: Any = None,
+    ) -> tuple[Tensor, Tensor]:
+        residual = hidden_states
+        hidden_states = call(self.input_layernorm, hidden_states)
+        hidden_states, _, topk_indices = call(
+            self.self_attn,
+            hidden_states=hidden_states,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            cache=cache,
+            position_embeddings=position_embeddings,
+            prev_topk_indices=prev_topk_indices,
+        )
+        hidden_states = add(residual, hidden_states)
+        residual = hidden_states
+        hidden_states = call(self.post_attention_layernorm, hidden_states)
+        hidden_states = call(self.mlp, hidden_states)
+        hidden_states = add(residual, hidden_states)
+        return hidden_states, topk_indices
+
+
+class GlmMoeDsaDecoder(DeepseekV32Decoder):
+    """GlmMoeDsaModel: each layer is handed the tokens that the one before it attended to."""
+
+    attention_class: ClassVar[Any] = GlmMoeDsaAttention
+
+    def make_layer(self, index: int) -> Layer:
+        name = f"{self.modules.prefix}{index}"
+        return GlmMoeDsaLayer(
+            self.make_norm(f"{name}.input_layernorm"),
+            self.attention_class(self.modules, f"{name}.self_attn", index),
+            self.make_norm(f"{name}.post_attention_layernorm"),
+            self.make_mlp(f"{name}.mlp"),
+        )
+
+    def __call__(  # type: ignore[override]
+        self,
+        input_ids: Tensor,
+        run: RunOptions,
+        position_ids: Any = None,
+        cache: Any = None,
+        inputs_embeds: Any = None,
+    ) -> tuple[Tensor, Any]:
+        tape = current()
+        inputs_embeds = self.embed(input_ids)
+        if run.embeddings_want_grad:
+            inputs_embeds.needs_grad = True
+        cache = Cache() if run.keeps_cache else None
+        position_ids = add_scalar(Tensor((run.sequence_length,), "i64"))
+        position_ids = unsqueeze(position_ids, 0)
+        masks: dict[str, Tensor | None] = {}
+        _mask_kwargs = {"inputs_embeds": inputs_embeds, "position_ids": position_ids}
+        masks = self.masks(run, inputs_embeds)
+        hidden_states = inputs_embeds
+        position_embeddings = self.position_tables(hidden_states, position_ids)["full"]
+        topk_indices: Any = None
+        for i, layer in enumerate(self.layers):
+            step = layer.checkpointed if run.is_checkpointed else layer.forward
+            tape.segment("forward", i)
+            hidden_states, topk_indices = call(
+                step,
+                hidden_states,
+                attention_mask=masks["full"],
+                position_embeddings=position_embeddings,
+                position_ids=position_ids,
+                cache=cache,
+                prev_topk_indices=topk_indices,
+            )
+            run.end_layer(i)
+        tape.segment("head")
+        hidden_states = call(self.norm, hidden_states)
+        return hidden_states, cache
