@@ -28,6 +28,7 @@ from foretune.memory.ops import (
 )
 from foretune.memory.strided import select
 from foretune.memory.tape import Tensor, current, like_iterator
+from foretune.models import ModelShape
 
 __all__ = ["DeepseekV32Decoder", "GlmMoeDsaDecoder"]
 
@@ -232,6 +233,17 @@ class GlmMoeDsaDecoder(DeepseekV32Decoder):
     """GlmMoeDsaModel: each layer is handed the tokens that the one before it attended to."""
 
     attention_class: ClassVar[Any] = GlmMoeDsaAttention
+
+    @classmethod
+    def layer_tags(cls, shape: ModelShape) -> list[object]:
+        """How far back the layer is whose indexer chose: what it chose dies at the next one."""
+        own = {i for kind in shape.kinds for i in kind.layers if any("indexer" in p.name for p in kind.parameters)}
+        tags: list[object] = []
+        since = 0
+        for i in range(shape.num_layers):
+            since = 0 if i in own else since + 1
+            tags.append(since)
+        return tags
 
     def make_layer(self, index: int) -> Layer:
         name = f"{self.modules.prefix}{index}"
