@@ -201,9 +201,10 @@ def test_model_published_only_quantized_is_unknown_with_the_reason(call, monkeyp
 
 
 def test_refusal_says_where_the_field_was_set(call, file: str) -> None:
-    Path(file).write_text(f"{FILE}loss: liger\n")
-    assert "run.yaml:4:1: loss is liger" in call("estimate", "--config", file, "--offline").err
-    assert "--loss: loss is liger" in call(*SMALL, "--loss", "liger").err
+    Path(file).write_text(f"{FILE}loss: chunked\n")
+    words = ("--stack", "trainer")
+    assert "run.yaml:4:1: loss is chunked" in call("estimate", "--config", file, "--offline", *words).err
+    assert "--loss: loss is chunked" in call(*SMALL, "--loss", "chunked", *words).err
 
 
 def test_detect_without_a_gpu_says_why(call, monkeypatch: pytest.MonkeyPatch) -> None:

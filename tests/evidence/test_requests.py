@@ -12,7 +12,6 @@ from foretune.contract import TrainingConfig
 from foretune.errors import ConfigError, ForetuneError, UnsupportedError
 from foretune.evidence import (
     OWN_OBSERVATIONS,
-    EngineName,
     Prediction,
     Refusal,
     StackChoice,
@@ -220,42 +219,40 @@ def test_what_no_profile_describes_is_foreign(change: dict[str, Any], reason: st
 OF_5_24 = {"torch": "2.13.0", "transformers": "5.24.0", "peft": "0.21.0", "bitsandbytes": "0.50.2"}
 
 
-def choice_of(driver: str, engine: EngineName, software: dict[str, Any] | None = None, **changes: Any) -> StackChoice:
+def choice_of(driver: str, software: dict[str, Any] | None = None, **changes: Any) -> StackChoice:
     facts = {"driver": driver, **(software or OF_5_24)}
-    return choose_stack(observation(**{f"software__{key}": value for key, value in facts.items()}, **changes), engine)
+    return choose_stack(observation(**{f"software__{key}": value for key, value in facts.items()}, **changes))
 
 
 @pytest.mark.parametrize(("driver", "name"), [("hf_trainer", "trainer"), ("trl", "trl")])
-@pytest.mark.parametrize("engine", ["estimated", "traced"])
-def test_trainer_and_trl_are_known(driver: str, name: str, engine: EngineName) -> None:
-    choice = choice_of(driver, engine, training__autocast="bf16")
+def test_trainer_and_trl_are_known(driver: str, name: str) -> None:
+    choice = choice_of(driver, training__autocast="bf16")
     assert (choice.profile.name, choice.profile.autocast, choice.foreign_because) == (name, "bf16", ())
-    assert choice_of(driver, engine).profile.autocast == "none"
+    assert choice_of(driver).profile.autocast == "none"
 
 
 def test_a_row_says_how_trainer_was_called() -> None:
-    reentrant = choice_of("hf_trainer", "traced", training__gradient_checkpointing="reentrant")
+    reentrant = choice_of("hf_trainer", training__gradient_checkpointing="reentrant")
     assert (reentrant.profile.checkpoint_form, reentrant.is_foreign) == ("reentrant", False)
-    assert choice_of("hf_trainer", "traced", training__kbit_upcast=False).profile.kbit_upcast == "none"
+    assert choice_of("hf_trainer", training__kbit_upcast=False).profile.kbit_upcast == "none"
     liger = {**OF_5_24, "kernels": ["liger_fused_linear_ce"]}
-    assert choice_of("hf_trainer", "traced", liger).profile.loss_kernel == "liger"
+    assert choice_of("hf_trainer", liger).profile.loss_kernel == "liger"
 
 
 @pytest.mark.parametrize("driver", ["axolotl", "hf_trainer", "llama_factory", "trl", "unsloth"])
 def test_what_is_trainer_underneath_is_nearest_to_it(driver: str) -> None:
-    older = {**OF_5_24, "transformers": "4.51.3"}
-    for engine in ("estimated", "traced"):
-        choice = choice_of(driver, engine, older)
-        assert (choice.profile.name, choice.is_foreign) == ("trainer", True)
+    choice = choice_of(driver, {**OF_5_24, "transformers": "4.51.3"})
+    assert (choice.profile.name, choice.is_foreign) == ("trainer", True)
+    assert choice.profile.collects_batches
 
 
 @pytest.mark.parametrize("driver", ["ms_swift", "qwen_finetune"])
 def test_scripts_of_2023_have_trainer_of_their_time(driver: str) -> None:
     software = {"torch": "2.1.1", "bitsandbytes": "0.41.3.post2", "transformers": "4.36.2"}
-    choice = choice_of(driver, "estimated", software, training__autocast="bf16")
+    choice = choice_of(driver, software, training__autocast="bf16")
     assert (choice.profile.name, choice.profile.checkpoint_form) == ("trainer-4.36", "reentrant")
     assert "transformers" not in "; ".join(choice.foreign_because)
-    unstated = choice_of(driver, "estimated", {**software, "transformers": ABSENT}, training__autocast="bf16")
+    unstated = choice_of(driver, {**software, "transformers": ABSENT}, training__autocast="bf16")
     assert "its version of transformers is not stated" in unstated.foreign_because
 
 
@@ -292,12 +289,6 @@ def test_litgpt_has_a_profile_by_the_time_that_torch_tells() -> None:
     unknown = {**LITGPT, "software": {"driver": "litgpt", "os": "linux"}}
     assert request_of(observation(**unknown)).request.stack.name == "litgpt-0.4"
     assert because(**unknown) == "its version of torch is not stated"
-
-
-def test_the_trace_has_no_litgpt_and_takes_our_own_loop() -> None:
-    asked = request_of(observation(**LITGPT), "traced")
-    assert asked.request.stack.name == "foretune"
-    assert "the trace has no litgpt 0.2" in asked.foreign_because
 
 
 def test_under_four_bits_litgpts_adamw_is_the_paged_one() -> None:

@@ -183,6 +183,7 @@ MIXED: list[dict[str, Any]] = [
         "partial_rotary_factor": 0.5,
         "sliding_window": 8,
     },
+    {"model_type": "minimax", "num_local_experts": 4, "num_experts_per_tok": 2, "block_size": 24},
     {"model_type": "gpt_oss", "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 8},
 ]
 

@@ -9,8 +9,7 @@ from array import array
 from typing import Any
 
 import pytest
-from memory.runs import all_layers, golden, shape_of
-from memory.test_traces import canonical
+from memory.runs import all_layers, canonical, golden, shape_of
 
 from foretune.contract import TrainingConfig
 from foretune.devices import DeviceSpec

@@ -6,30 +6,16 @@ import random
 from typing import Any
 
 import pytest
-from memory.runs import all_layers, config_of, device_for, golden, shape_of, templated
+from memory.runs import all_layers, canonical, config_of, device_for, golden, shape_of, templated
 
 from foretune.contract import TrainingConfig, build_config
 from foretune.memory import estimate_memory
-from foretune.memory.tape import Tape
 from foretune.memory.templates import Recording
 from foretune.models import ModelShape, shape_from_config
 
 ROWS = golden("traces.jsonl")
 BLIND = [row for row in ROWS if row["name"].startswith("rand")]
 SYSTEMATIC = [row for row in ROWS if not row["name"].startswith("rand")]
-
-
-def canonical(tape: Tape) -> list[list[int]]:
-    """The tape's events with births numbered in order; emptying the cache is not an allocation."""
-    names: dict[int, int] = {}
-    out = []
-    for slot, num_bytes in tape.events:
-        if num_bytes == -2:
-            continue
-        if num_bytes >= 0:
-            names[slot] = len(names)
-        out.append([names[slot], num_bytes if num_bytes >= 0 else -1])
-    return out
 
 
 def check(row: dict[str, Any]) -> None:

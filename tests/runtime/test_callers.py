@@ -248,8 +248,3 @@ def test_what_other_loops_do_in_evaluation_is_left_out_in_words() -> None:
     answer = trace_memory(config(evaluation={"split": 0.1}), shape_of(MODEL), MODEL, stack=FMS).estimate
     assert any("Evaluation is left out" in text for text in answer.assumptions)
     assert not any("Evaluation" in text for text in traced(FMS).estimate.assumptions)
-
-
-def test_only_the_trace_runs_what_the_estimate_has_no_program_for() -> None:
-    with pytest.raises(UnsupportedError, match="reentrant checkpointing"):
-        estimate_memory(config(attention="sdpa"), shape_of(MODEL), None, stack=FMS)

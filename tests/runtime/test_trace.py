@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from memory.runs import SMALL, all_layers, shape_of
-from memory.test_traces import canonical
+from memory.runs import SMALL, all_layers, canonical, shape_of
 from runtime.random_runs import random_run
 
 from foretune.contract import TrainingConfig

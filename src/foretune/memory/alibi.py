@@ -32,12 +32,9 @@ def bloom_biases(run: RunOptions, num_heads: int, dtype: str) -> tuple[Tensor | 
     """BloomModel.forward without a padding mask, build_alibi_tensor with one: slopes, which the forward then holds,
     and biases as [B * heads, 1, S]."""
     b, s = run.micro_batch_size, run.sequence_length
-    parts = list(_slopes(num_heads))
-    slopes = parts[2]
-    while parts:
-        parts.pop(0)
     if run.padding is not None:
-        return None, _biases_of_mask(run.padding, slopes, num_heads, dtype)
+        return None, _biases_of_mask(run.padding, num_heads, dtype)
+    slopes = _bloom_slopes(num_heads)
     arange = Tensor((s,), "i64")
     alibi = Tensor((num_heads, 1, s), "f32")
     del arange
@@ -45,12 +42,24 @@ def bloom_biases(run: RunOptions, num_heads: int, dtype: str) -> tuple[Tensor | 
     return slopes, alibi
 
 
-def _biases_of_mask(mask: Tensor, slopes: Tensor, num_heads: int, dtype: str) -> Tensor:
+def _bloom_slopes(num_heads: int) -> Tensor:
+    """_get_alibi_slopes returns, and its other locals die."""
+    parts = list(_slopes(num_heads))
+    slopes = parts[2]
+    while parts:
+        parts.pop(0)
+    return slopes
+
+
+def _biases_of_mask(mask: Tensor, num_heads: int, dtype: str) -> Tensor:
+    """build_alibi_tensor (modeling_bloom.py)."""
     b, s = mask.shape
+    slopes = _bloom_slopes(num_heads)
     arange_tensor = mul(add_scalar(like(mask)), mask)
     alibi = Tensor((b, num_heads, s), "f32")
-    del arange_tensor
-    return to(alibi.view_as((b * num_heads, 1, s), (s, s, 1)), dtype)
+    cast = to(alibi.view_as((b * num_heads, 1, s), (s, s, 1)), dtype)
+    del slopes, arange_tensor, alibi
+    return cast
 
 
 def _inverse(t: Tensor) -> Tensor:

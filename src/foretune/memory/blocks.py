@@ -270,7 +270,9 @@ def softmax_f32(x: Tensor) -> Tensor:
     return softmax(to(x, "f32"))
 
 
-def _math_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_grouped: bool) -> Tensor:
+def _math_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_grouped: bool, probability: float
+) -> Tensor:
     """_scaled_dot_product_attention_math; the names and their order decide what dies when."""
     dt = q.dtype
     if dt != "f32":
@@ -283,6 +285,7 @@ def _math_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_gro
         k, v = ops.repeat_interleave(k, n), ops.repeat_interleave(v, n)
     attn = matmul4(q, scale(transpose(k, 2, 3)))
     attn = _safe_softmax(attn)
+    attn = dropout(attn, probability)
     out = matmul4(attn, v)
     del k, v, q, mask
     return to(out, dt)
@@ -295,7 +298,9 @@ def _safe_softmax(x: Tensor) -> Tensor:
     return out
 
 
-def _math_attention_2_6(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_grouped: bool) -> Tensor:
+def _math_attention_2_6(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_grouped: bool, probability: float
+) -> Tensor:
     """The same in torch 2.6."""
     dt = q.dtype
     if dt != "f32":
@@ -311,6 +316,7 @@ def _math_attention_2_6(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is
     q = scale(q)
     attn = matmul4(q, scale(transpose(k, 2, 3)))
     attn = softmax(attn)
+    attn = dropout(attn, probability)
     return to(matmul4(attn, v), dt)
 
 
@@ -319,7 +325,14 @@ def _lower_triangle(x: Tensor) -> Tensor:
 
 
 def sdpa_attention(
-    kernels: AttentionKernels, groups: int, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+    kernels: AttentionKernels,
+    groups: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    probability: float = 0.0,
 ) -> tuple[Tensor, None]:
     """sdpa_attention_forward (integrations/sdpa_attention.py): keys and values are repeated first with a mask, and for
     heads that are too wide for the flash kernel."""
@@ -328,7 +341,9 @@ def sdpa_attention(
         key = repeat_heads(key, groups)
         value = repeat_heads(value, groups)
     is_grouped = groups > 1 and not is_repeated
-    attn_output = scaled_dot_product_attention(kernels, query, key, value, mask, is_grouped=is_grouped)
+    attn_output = scaled_dot_product_attention(
+        kernels, query, key, value, mask, is_grouped=is_grouped, probability=probability
+    )
     attn_output = contiguous(transpose(attn_output, 1, 2))
     return attn_output, None
 
@@ -341,8 +356,10 @@ def scaled_dot_product_attention(
     mask: Tensor | None,
     *,
     is_grouped: bool = False,
+    probability: float = 0.0,
 ) -> Tensor:
-    """torch's function of that name; `is_grouped` is its enable_gqa.
+    """torch's function of that name; `is_grouped` is its enable_gqa, `probability` its dropout_p, which only the math
+    kernel spends memory on.
 
     Autocast lowers its operands; so does Transformers' wrapper of the flash-attn package
     (modeling_flash_attention_utils.py).
@@ -376,7 +393,7 @@ def scaled_dot_product_attention(
     math = _math_attention if kernels.has_safe_softmax else _math_attention_2_6
     tape.autocast = None  # inside torch's function nothing is cast again
     try:
-        return math(query, key, value, mask, is_grouped)
+        return math(query, key, value, mask, is_grouped, probability)
     finally:
         tape.autocast = autocast
 

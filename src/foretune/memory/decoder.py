@@ -11,6 +11,7 @@ from foretune.memory import blocks, ops
 from foretune.memory.blocks import Module, RmsNorm, call
 from foretune.memory.kernels import AttentionKernels
 from foretune.memory.layout import numel
+from foretune.memory.longrope import LongFrequencies
 from foretune.memory.ops import add_scalar, unsqueeze
 from foretune.memory.tape import Tensor, checkpoint, current
 from foretune.models import DecoderTraits, ModelShape
@@ -77,11 +78,15 @@ class Decoder:
     """The class hands its logits back in fp32 (mamba2, nemotron_h, mllama)."""
     has_causal_name: ClassVar[bool] = True
     """The causal class is called ...ForCausalLM, by which Transformers finds its loss."""
+    kernel_packages: ClassVar[str] = ""
+    """Packages whose kernels would run in the place of the class's own torch code, which is what runs here."""
     embedding_name: ClassVar[str] = "model.embed_tokens.weight"
     final_norm_name: ClassVar[str] = "model.norm"
 
     def __init__(self, modules: Modules) -> None:
         self.modules, self.traits = modules, modules.traits
+        width = self.traits.rotary_dim if self.traits.has_long_rope else None
+        self.long_frequencies = LongFrequencies(width // 2) if width else None
         self.embedding = modules.weight(self.embedding_name)
         self.layers = [self.make_layer(i) for i in modules.layers]
         self.norm = self.make_norm(self.final_norm_name)
@@ -158,6 +163,8 @@ class Decoder:
         hidden_states = self.after_masks(hidden_states)
         if self.rebinds_embeddings:
             inputs_embeds = hidden_states
+        if self.long_frequencies is not None:
+            self.long_frequencies.update(position_ids)
         tables = self.position_tables(hidden_states, position_ids)
         hidden_states = self.before_layers(hidden_states)
         for i, layer in enumerate(self.layers):
@@ -285,7 +292,9 @@ class RunOptions:
         table = _mask_table(b, s, padding, window is not None)
         if self.attention != "eager":
             return table
-        return _additive_mask(table, inputs_embeds.dtype)
+        out = _additive_mask(table, inputs_embeds.dtype)
+        del table, padding
+        return out
 
     def ask_whether_padded(self) -> None:
         """create_recurrent_attention_mask: a mask of ones is asked about and dropped."""

@@ -15,6 +15,7 @@ from foretune.memory.components import Facts, components_at, describe_components
 from foretune.memory.interval import intervals_around
 from foretune.memory.kernels import CUDNN_MAX_WIDTHS, MAX_MICROSTEPS, SORTED_FROM_TOKENS, AttentionKernels
 from foretune.memory.overhead import context_bytes, host_need
+from foretune.memory.qualify import kernel_packages
 from foretune.memory.stack import StackProfile
 from foretune.models import (
     REMOTE_CODE_TYPES,
@@ -129,10 +130,12 @@ def _trained_whole(
 def _require_whole_modules(
     config: TrainingConfig, lora: LoraSettings, shape: ModelShape, adapted: tuple[Projection, ...], modules: set[str]
 ) -> None:
-    """Raise UnsupportedError for names that reach modules of other modules, quantized layers or adapted ones."""
+    """Raise UnsupportedError for names that reach modules of other modules, quantized layers, adapted ones, towers."""
     containers = {module[:end] for module in modules for end, letter in enumerate(module) if letter == "."} - modules
     quantized = [p.name for p in shape.projections if p.is_quantizable] if config.quantization is not None else []
+    towers = {spec.name.rpartition(".")[0] for tower in shape.towers for spec in tower.parameters}
     reasons = (
+        (towers, "a part of a tower beside the language model", "Name it by more of its path."),
         (containers, "made of others", "Name those that it is made of."),
         (quantized, "quantized, and whole numbers cannot be trained", "Leave it out, or leave quantization out."),
         ([p.name for p in adapted], "adapted too", "Name it by its whole last part, or take it out of lora.targets."),
@@ -254,6 +257,12 @@ def _assumptions(
         texts.append(
             f"Transformers has no class for {shape.model_type}: its program is taken to be that of {stand_in}."
         )
+    packages = kernel_packages(shape)
+    if packages:
+        texts.append(
+            f"{packages} {'are' if ' and ' in packages else 'is'} not installed: Transformers' own torch code runs, "
+            "where kernels would need other memory."
+        )
     if batch.accumulation_steps > MAX_MICROSTEPS:
         texts.append(f"Of {batch.accumulation_steps:,} microsteps three are replayed; the others repeat the second.")
     if shape.max_positions is not None and batch.sequence_length > shape.max_positions:
@@ -296,6 +305,8 @@ def _untested_paths(
         texts.append(f"the embedding's gradient for more than {SORTED_FROM_TOKENS:,} tokens (sorting them)")
     if config.lora is None and _has_layer_norms(shape):
         texts.append("the gradients of layer norms")
+    if kernel_packages(shape):
+        texts.append("convolutions and scans in torch (what a kernel takes beside its results is not counted)")
     if shape.count("experts"):
         texts.append("products of stacked experts")
     if capability is not None and float(capability) >= 10.0:

@@ -395,12 +395,19 @@ class _Run:
             weight,
             bias,
             has_softcap=self.shape.traits.final_softcap is not None and decoder.caps_logits,
-            is_scaled=decoder.scales_logits or (decoder.scales_before_head and self.config.loss == "chunked"),
+            is_scaled=self._scales_logits()
+            or decoder.scales_logits
+            or (decoder.scales_before_head and self.config.loss == "chunked"),
             in_32bit=decoder.logits_in_32bit,
             prepared=decoder.head_weight,
         )
         head.scales_input = decoder.scales_before_head
         return head
+
+    def _scales_logits(self) -> bool:
+        """The chunked loss leaves out a factor of one (runtime/loss.py); the class itself does not."""
+        factor = self.shape.traits.logits_factor
+        return factor is not None and (self.config.loss != "chunked" or factor != 1)
 
     def _trainable(self) -> Iterable[tuple[int | None, Tensor]]:
         is_full = self.config.lora is None

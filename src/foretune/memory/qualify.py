@@ -10,7 +10,14 @@ from foretune.memory.families import DECODERS, find_decoder
 from foretune.memory.stack import StackProfile
 from foretune.models import ModelShape
 
-__all__ = ["REFUSED_SETTINGS", "class_problems", "require_device", "require_program", "setting_problems"]
+__all__ = [
+    "REFUSED_SETTINGS",
+    "class_problems",
+    "kernel_packages",
+    "require_device",
+    "require_program",
+    "setting_problems",
+]
 
 
 class _Refusal(NamedTuple):
@@ -36,17 +43,19 @@ REFUSED_SETTINGS = (
 """Each is refused by `estimate`, and by `trace` too unless it says so."""
 
 
-_WITHOUT_LIMIT = frozenset({"bloom", "falcon"})
-"""Families without rotary embedding whose linear biases have any length."""
+_WITHOUT_LIMIT = frozenset({"bloom", "falcon", "granitemoehybrid", "mamba2", "nemotron_h"})
+"""Families without rotary embedding that take any length: with linear biases, or without positions."""
 _WITH_POSITION_TABLE = frozenset({"codegen", "gptj"})
 """Families that read their sines from a buffer of a fixed length."""
+
+
+_TOKEN_LOOPS = frozenset({"falcon_mamba", "jamba", "mamba", "recurrent_gemma"})
+"""Families whose torch code loops over tokens: millions of events, where a GPU has one kernel."""
 
 
 # fmt: off
 _UNTRACED = frozenset(
     {
-        # loops over tokens, where a GPU has a kernel
-        "falcon_mamba", "jamba", "mamba", "recurrent_gemma",
         # no class in Transformers
         "baichuan", "chatglm", "internlm2", "kimi_k2", "mimo", "minicpm", "qwen",
         # no causal class for the whole of text and images
@@ -65,8 +74,30 @@ def require_program(config: TrainingConfig, shape: ModelShape, stack: StackProfi
     if stack.loss_kernel == "trl" and shape.count("experts"):
         text = f"{shape.id}: the routers' loss that the stack {stack.name} adds is not estimated yet."
         problems.append(Problem(text, "Trace it, or choose a dense model.", None, "model.id"))
+    problems += _scan_problems(config, shape, stack)
     if problems:
         raise UnsupportedError.of(problems)
+
+
+def kernel_packages(shape: ModelShape) -> str:
+    """Name the packages whose kernels a model's own layers would run if they were installed; empty: it has none."""
+    family = DECODERS.get(shape.model_type)
+    has_convolution = any("conv" in p.name and p.role == "other" for kind in shape.kinds for p in kind.parameters)
+    return family.kernel_packages if family is not None and has_convolution else ""
+
+
+def _scan_problems(config: TrainingConfig, shape: ModelShape, stack: StackProfile) -> list[Problem]:
+    """What is not known of convolutions and scans on other stacks than foretune's."""
+    problems, packages = [], kernel_packages(shape)
+    if packages and stack.autocast != "none" and packages != "causal-conv1d":
+        text = f"{shape.id}: its scans under autocast, as the stack {stack.name} has it, are not estimated yet."
+        problems.append(Problem(text, "Take the stack foretune.", None, "model.id"))
+    if packages and stack.keeps_cache and not config.gradient_checkpointing:
+        text = (
+            f"The stack {stack.name} keeps a cache without checkpointing, where {shape.id}'s states are not estimated."
+        )
+        problems.append(Problem(text, "Set gradient_checkpointing: true.", None, "gradient_checkpointing"))
+    return problems
 
 
 def setting_problems(config: TrainingConfig, stack: StackProfile, verb: str) -> list[Problem]:
@@ -139,6 +170,10 @@ def class_problems(shape: ModelShape, stack: StackProfile) -> list[Problem]:
 def _shape_problems(config: TrainingConfig, shape: ModelShape) -> list[Problem]:
     family, traits = shape.model_type, shape.traits
     if find_decoder(shape) is None and family not in DECODERS:
+        if family in _TOKEN_LOOPS:
+            text = f"{shape.id}: {family} loops over tokens in torch; the memory of a kernel in its place is not known."
+            hint = "Choose a family whose layers run in chunks: falcon_h1, granitemoehybrid, nemotron_h, qwen3_5_text."
+            return [Problem(text, hint, None, "model.id")]
         text = f"{shape.id}: the memory of {family} models is not estimated yet."
         hint = f"Families that are: {', '.join(sorted(DECODERS))}. `foretune models show` counts this one."
         if family not in _UNTRACED:
@@ -159,12 +194,16 @@ def _shape_problems(config: TrainingConfig, shape: ModelShape) -> list[Problem]:
         text = f"{shape.id}: the activation {traits.activation!r} has no known kernels."
         problems.append(Problem(text, f"Known are {', '.join(sorted(known))}.", None, "model.id"))
     if shape.refuses_sdpa and config.attention == "sdpa":
-        what = "can cap its attention scores" if family == "gemma2" else "writes out its attention scores"
+        own = "can cap its attention scores" if family == "gemma2" else "writes out its attention scores"
+        what = {"gpt_oss": "has attention sinks", "mamba2": "has no attention"}.get(family, own)
         text = f"attention is sdpa, but {shape.id} {what}, and Transformers refuses sdpa for it."
         problems.append(Problem(text, "Set attention: eager.", None, "attention"))
     if traits.num_heads and traits.num_kv_heads and traits.num_heads % traits.num_kv_heads:
         text = f"{shape.id}: {traits.num_heads} heads cannot share {traits.num_kv_heads} key/value heads evenly."
         problems.append(Problem(text, "Check num_attention_heads and num_key_value_heads.", None, "model.id"))
+    if family == "opt" and config.loss == "chunked":
+        text = f"loss is chunked: {shape.id} is an OPT, whose backbone lies where the chunked loss does not look."
+        problems.append(Problem(text, "Set loss: stock.", None, "loss"))
     width = (traits.num_heads or 0) * (traits.head_dim or 0)
     if family in ("bitnet", "helium") and width != traits.hidden_size:
         text = f"{shape.id}: {family} needs heads that together are as wide as the model: {width} is not "

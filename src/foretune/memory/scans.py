@@ -7,7 +7,7 @@ the number of elements of the result, s its item size.
 from collections.abc import Callable, Sequence
 
 from foretune.memory.layout import Shape, broadcast_shape, iterator_strides, numel
-from foretune.memory.ops import bmm, clone, expand, like, narrow, reshape, to, unsqueeze, view
+from foretune.memory.ops import bmm, clone, expand, like, lowered, narrow, reshape, to, unsqueeze, view
 from foretune.memory.tape import Grads, Node, Tensor, attach, current, like_iterator, node_for, promote
 
 __all__ = [
@@ -308,6 +308,14 @@ def _swapped(t: Tensor) -> tuple[Shape, Shape]:
 def conv1d(t: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> Tensor:
     """Depthwise convolution of [B, C, S]: n*s, contiguous; saves input and weight; backward: the input's gradient, the
     weight's, the bias', each contiguous. What a convolution library takes as a workspace is not counted."""
+    tape = current()
+    if tape.autocast is not None:
+        weight, bias = lowered(weight), None if bias is None else lowered(bias)
+        t = lowered(t)
+        autocast, tape.autocast = tape.autocast, None
+        out = conv1d(t, weight, bias, padding)
+        tape.autocast = autocast
+        return out
     kernel = weight.shape[-1]
 
     def formula(grads: Grads, node: Node, *saved: Tensor) -> Grads:

@@ -446,6 +446,7 @@ def _fit(out: Grads, i: int, edge: tuple[Any, int, Shape, str] | None) -> Tensor
             outputs, inputs = numel(shape), numel(grad.shape) // numel(shape)
             is_inner = not shape or shape[-1] != grad.shape[-1]
             total = Tensor(shape, grad.dtype)
+            total.is_view = len(grad.shape) > len(shape)  # at::sum_to drops leading dimensions by a view
             current().reduction(outputs, inputs, is_inner=is_inner)
             grad = total if len(grad.shape) == len(shape) else total.detach()  # sum_to: leading dimensions by a view
             del total

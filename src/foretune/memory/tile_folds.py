@@ -57,7 +57,7 @@ def fold(tile: Tensor, *, has_softcap: bool) -> None:
     in_tile = _both(like(local, "bool"), like(local, "bool"))
     of_target = _gathered(z, like(local))
     like(of_target)
-    del z, _, local, before_target, new, rescale, e, in_tile, of_target
+    del _, z, local, before_target, new, rescale, e, in_tile, of_target
 
 
 def unfold(tile: Tensor, *, has_softcap: bool) -> None:

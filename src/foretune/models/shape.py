@@ -29,7 +29,7 @@ OUTSIDE = -1
 
 Size = Annotated[int, Meta(ge=0, lt=1 << 62)]
 _WITHOUT_SDPA = frozenset(
-    {"bloom", "gemma2", "gpt_neo", "gpt_oss", "granite_swa", "mimo_v2_flash", "mpt", "vaultgemma", "xglm"}
+    {"bloom", "gemma2", "gpt_neo", "gpt_oss", "granite_swa", "mamba2", "mimo_v2_flash", "mpt", "vaultgemma", "xglm"}
 )
 """Classes of transformers 5.24 without `_supports_sdpa`."""
 ParameterRole = Literal["linear", "bias", "conv1d", "embedding", "head", "norm", "experts", "other"]
@@ -103,6 +103,8 @@ class DecoderTraits(Value, frozen=True, kw_only=True):
     """Width of the rotated part of a head; None: no rotary embedding."""
     global_rotary_dim: Size | None = None
     """The same in layers without a window, where it is another one (Gemma 4)."""
+    has_long_rope: bool = False
+    """Rotary frequencies are chosen by the length of the sequence (longrope)."""
     rotary_layers: tuple[bool, ...] = ()
     """Where some layers go without rotary embedding (SmolLM3, Cohere2): True for the layers that have it."""
     rotary_bases: tuple[float, ...] = ()
@@ -114,6 +116,8 @@ class DecoderTraits(Value, frozen=True, kw_only=True):
     """Layers without rotary embedding scale their queries by position (Llama 4)."""
     attention_softcap: float | None = None
     final_softcap: float | None = None
+    logits_factor: float | None = None
+    """Number by which the class multiplies or divides its logits (Granite, Cohere); None: it does neither."""
     qk_norm: Literal["head", "full"] | None = None
     """Norm on queries and keys: over each head, or over the whole projection (OLMo2)."""
     unwritten: tuple[str, ...] = ()
@@ -150,10 +154,12 @@ class DecoderTraits(Value, frozen=True, kw_only=True):
     """Width of all heads of a Mamba 2 mixer together."""
     mixer_projection: Size | None = None
     """Width of a Mamba 2 mixer's input projection."""
+    residual_in_32bit: bool = False
+    """The residual stream is fp32 whatever the weights are (Mamba 2)."""
     norms_before_gate: bool = False
     """A Mamba 2 mixer's norm comes before its gate (Falcon H1)."""
     mixer_chunk: Size | None = None
-    """Tokens of one chunk of a Mamba 2 mixer's scan."""
+    """Tokens of one chunk of a Mamba 2 mixer's scan, or of a block of lightning attention."""
     flags: tuple[str, ...] = ()
     """Switches of one family alone that are on, by their keys in the config."""
     activation_dropout: float = 0.0

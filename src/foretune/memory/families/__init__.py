@@ -56,7 +56,9 @@ from foretune.memory.families.llama import (
     Qwen3Decoder,
 )
 from foretune.memory.families.llama4 import Llama4Decoder
+from foretune.memory.families.mamba2_only import Mamba2Decoder
 from foretune.memory.families.mimo import MimoDecoder
+from foretune.memory.families.minimax import MiniMaxDecoder
 from foretune.memory.families.moe import (
     FlexOlmoDecoder,
     MiniMaxM2Decoder,
@@ -141,6 +143,8 @@ DECODERS: dict[str, type[Decoder]] = {
     "minicpm3": MiniCpm3Decoder,
     "llama4_text": Llama4Decoder,
     "mimo_v2_flash": MimoDecoder,
+    "mamba2": Mamba2Decoder,
+    "minimax": MiniMaxDecoder,
     "minimax_m2": MiniMaxM2Decoder,
     "mllama_text_model": MllamaDecoder,
     "ministral": MinistralDecoder,

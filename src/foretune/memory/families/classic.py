@@ -47,7 +47,7 @@ class Gpt2Attention:
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Any]:
         if self.modules.attention == "sdpa":
-            return blocks.sdpa_attention(self.modules.kernels, 1, query, key, value, mask)
+            return blocks.sdpa_attention(self.modules.kernels, 1, query, key, value, mask, probability=self.probability)
         attn_weights = ops.scale(ops.matmul4(query, transpose(key, 2, 3)))
         if mask is not None:
             attn_weights = add(attn_weights, mask)
@@ -118,7 +118,7 @@ class GptNeoxAttention:
     def __init__(self, modules: Modules, name: str) -> None:
         t = modules.traits
         assert t.head_dim
-        self.modules, self.head_size = modules, t.head_dim
+        self.modules, self.head_size, self.probability = modules, t.head_dim, t.attention_dropout
         self.query_key_value, self.dense = modules.linear(f"{name}.query_key_value"), modules.linear(f"{name}.dense")
 
     rotate = staticmethod(blocks.apply_rotary_neox)
@@ -146,8 +146,8 @@ class GptNeoxAttention:
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Any]:
         if self.modules.attention == "eager":
-            return blocks.eager_attention(1, query, key, value, mask)
-        return blocks.sdpa_attention(self.modules.kernels, 1, query, key, value, mask)
+            return blocks.eager_attention(1, query, key, value, mask, probability=self.probability)
+        return blocks.sdpa_attention(self.modules.kernels, 1, query, key, value, mask, probability=self.probability)
 
 
 class GptNeoxLayer(Layer):

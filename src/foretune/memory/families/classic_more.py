@@ -53,7 +53,9 @@ class GptBigCodeAttention:
         groups = self.num_heads // self.kv_heads
         if self.modules.attention == "eager":
             return blocks.eager_attention(groups, query, key, value, mask, probability=self.probability)
-        return blocks.sdpa_attention(self.modules.kernels, groups, query, key, value, mask)
+        return blocks.sdpa_attention(
+            self.modules.kernels, groups, query, key, value, mask, probability=self.probability
+        )
 
 
 class GptBigCodeLayer(Gpt2Layer):
@@ -147,7 +149,7 @@ class GptjAttention:
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Any]:
         """Eager scores are computed in fp32."""
         if self.modules.attention == "sdpa":
-            return blocks.sdpa_attention(self.modules.kernels, 1, query, key, value, mask)
+            return blocks.sdpa_attention(self.modules.kernels, 1, query, key, value, mask, probability=self.probability)
         return self._eager(query, key, value, mask)
 
     def _eager(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Any]:

@@ -312,6 +312,7 @@ class DeltaLayer(Layer):
 class Qwen3NextDecoder(SlidingDecoder):
     """Qwen3NextModel."""
 
+    kernel_packages = "flash-linear-attention and causal-conv1d"
     norm_spelling = "gemma"
     keyword_order = ("position_embeddings", "attention_mask", "position_ids", "cache")
     delta_class: ClassVar[type[DeltaNet]] = Qwen3NextDeltaNet

@@ -52,7 +52,6 @@ class GraniteDecoder(LlamaDecoder):
 
     keyword_order = MistralDecoder.keyword_order
     layer_class = GraniteLayer
-    scales_logits = True
 
     def after_embedding(self, inputs_embeds: Tensor) -> Tensor:
         return scale(inputs_embeds)

@@ -85,7 +85,6 @@ class CohereDecoder(LlamaDecoder):
     """models/cohere: parallel residuals, scaled logits."""
 
     attention_class: ClassVar[type[LlamaAttention]] = CohereAttention
-    scales_logits = True
 
     def make_norm(self, name: str) -> Module:
         return CohereNorm(self.modules.weight(f"{name}.weight"))

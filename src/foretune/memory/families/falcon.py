@@ -77,7 +77,12 @@ class FalconAttention:
         four = (b, self.num_heads, s, self.head_dim)
         if self.modules.attention == "sdpa":
             attn_output = blocks.scaled_dot_product_attention(
-                self.modules.kernels, query_layer, key_layer, value_layer, attention_mask
+                self.modules.kernels,
+                query_layer,
+                key_layer,
+                value_layer,
+                attention_mask,
+                probability=0.0 if alibi is None else self.probability,
             )
             attention_scores = None
             if alibi is None:

@@ -99,7 +99,7 @@ class LlamaAttention:
             return blocks.eager_attention(
                 self.groups, q, k, v, mask, probability=self.probability, softcap=self.softcap
             )
-        return blocks.sdpa_attention(self.modules.kernels, self.groups, q, k, v, mask)
+        return blocks.sdpa_attention(self.modules.kernels, self.groups, q, k, v, mask, probability=self.probability)
 
 
 class Qwen3Attention(LlamaAttention):

@@ -15,6 +15,7 @@ from foretune.memory.ops import (
     add_scalar,
     bmm,
     contiguous,
+    dropout,
     expand,
     like,
     linear,
@@ -131,7 +132,7 @@ class Llama4Attention(LlamaAttention):
         if mask is not None:
             attn_weights = add(attn_weights, mask)
         attn_weights = softmax(attn_weights)
-        attn_weights = blocks.dropout(attn_weights, self.probability)
+        attn_weights = dropout(attn_weights, self.probability)
         attn_output = matmul4(attn_weights, value_states)
         attn_output = contiguous(transpose(attn_output, 1, 2))
         return attn_output, attn_weights
@@ -203,12 +204,12 @@ class Llama4Layer(LlamaLayer):
 
     def forward(
         self,
-        hidden_states: Tensor,
+        hidden_states: Any,
         attention_mask: Any = None,
         position_ids: Any = None,
         cache: Any = None,
         position_embeddings: Any = None,
-    ) -> Tensor:
+    ) -> Any:
         residual = hidden_states
         hidden_states = call(self.input_layernorm, hidden_states)
         attention_states, _ = call(
@@ -223,7 +224,7 @@ class Llama4Layer(LlamaLayer):
         hidden_states = call(self.post_attention_layernorm, hidden_states)
         hidden_states = call(self.mlp, hidden_states)
         if isinstance(self.mlp, Llama4Moe):
-            hidden_states, _ = hidden_states  # type: ignore[misc]
+            hidden_states, _ = hidden_states
         hidden_states = add(residual, view(hidden_states, *residual.shape))
         return hidden_states  # noqa: RET504
 

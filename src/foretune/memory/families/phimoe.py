@@ -10,7 +10,8 @@ from foretune.memory.experts import divide, gather_last, masked_fill, max_last, 
 from foretune.memory.families.classic import LayerNormDecoder
 from foretune.memory.families.llama import MistralDecoder
 from foretune.memory.families.moe import MixtralSparseMoeBlock, make_experts
-from foretune.memory.ops import add_scalar, cat_last, like, linear, mul, scale, softmax, to, unsqueeze
+from foretune.memory.longrope import largest_position
+from foretune.memory.ops import cat_last, like, linear, mul, scale, softmax, to, unsqueeze
 from foretune.memory.routers import Routing
 from foretune.memory.tape import Grads, Node, Tensor, attach, current, like_iterator, node_for
 
@@ -118,18 +119,16 @@ class PhimoeRouter:
         return router_logits, routing_weights, selected_experts
 
 
-def _rotary_tables(dtype: str, position_ids: Tensor, width: int) -> tuple[Tensor, Tensor]:
+def _rotary_tables(dtype: str, position_ids: Tensor, width: int, is_long: bool) -> tuple[Tensor, Tensor]:
     """PhimoeRotaryEmbedding: frequencies are made anew on the host, and the largest position is looked up."""
-    _seq_len = add_scalar(_largest(position_ids))
+    _seq_len = largest_position(position_ids)
+    if is_long:
+        Tensor((), "bool")
     freqs = _angles(to(unsqueeze(position_ids, 2), "f32"), Tensor((width // 2,), "f32"))
     emb = cat_last([freqs, freqs])
     cos = scale(like(emb))
     sin = scale(like(emb))
     return to(cos, dtype), to(sin, dtype)
-
-
-def _largest(position_ids: Tensor) -> Tensor:
-    return Tensor((), position_ids.dtype)
 
 
 def _angles(positions: Tensor, inv_freq: Tensor) -> Tensor:
@@ -145,4 +144,6 @@ class PhimoeDecoder(LayerNormDecoder, MistralDecoder):
 
     def position_tables(self, hidden_states: Tensor, position_ids: Tensor) -> dict[str, Any]:
         assert self.traits.rotary_dim
-        return {"full": _rotary_tables(hidden_states.dtype, position_ids, self.traits.rotary_dim)}
+        return {
+            "full": _rotary_tables(hidden_states.dtype, position_ids, self.traits.rotary_dim, self.traits.has_long_rope)
+        }

@@ -88,6 +88,7 @@ class GraniteHybridLayer(Layer):
 class GraniteHybridDecoder(LlamaDecoder):
     """GraniteMoeHybridModel: scaled embeddings, branches and logits."""
 
+    kernel_packages = "mamba-ssm and causal-conv1d"
     keyword_order = ("attention_mask", "cache", "position_embeddings")
     scales_logits = True
 
@@ -178,6 +179,7 @@ class BambaLayer(Layer):
 class BambaDecoder(SlidingDecoder):
     """BambaModel: Mamba 2, attention in some layers."""
 
+    kernel_packages = "mamba-ssm and causal-conv1d"
     keyword_order: ClassVar[tuple[str, ...]] = ("attention_mask", "position_ids", "cache", "position_embeddings")
     final_norm_name = "model.final_layernorm"
 

@@ -18,6 +18,7 @@ from foretune.models.families.parts import (
     linear,
     norm,
     rotary_dim,
+    rotary_type,
     stack,
     two_layer_mlp,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "dense_traits",
     "full_width_norms",
     "head_norms",
+    "logits_factor",
     "pre_norms",
     "uniform",
     "windowed",
@@ -107,6 +109,7 @@ def dense_traits(
         "head_dim": h.dim,
         "activation": c.text(activation),
         "rotary_dim": None if rotary is None else rotary_dim(c, h.dim, rotary),
+        "has_long_rope": rotary_type(c) in ("longrope", "su"),
         "embedding_dropout": embedding,
         "attention_dropout": attention_probabilities,
         "residual_dropout": residual,
@@ -135,6 +138,18 @@ def llama(c: Fields) -> Decoder:
     h, hidden = heads(c), c.size("hidden_size")
     mlp = gated_mlp("mlp", hidden, c.size("intermediate_size"), c.flag("mlp_bias"))
     return uniform(c, h, (*attention(c, h, bias=c.flag("attention_bias")), *mlp, *pre_norms(hidden)))
+
+
+def logits_factor(c: Fields, key: str, default: float) -> dict[str, Any]:
+    """The trait of a class that multiplies or divides its logits by a number."""
+    stated = c.number(key)
+    return {"logits_factor": default if stated is None else stated}
+
+
+def granite(c: Fields) -> Decoder:
+    """granite: llama with scaled embeddings, branches and logits."""
+    base = llama(c)
+    return base._replace(traits=base.traits.with_(**logits_factor(c, "logits_scaling", 1.0)))
 
 
 def mistral(c: Fields) -> Decoder:
@@ -343,7 +358,8 @@ def cohere(c: Fields) -> Decoder:
     attn = attention(c, h, bias=c.flag("attention_bias")) + norms
     layer = (*attn, *gated_mlp("mlp", hidden, c.size("intermediate_size")), *pre_norms(hidden, _PAIR[:1]))
     qk_norm: Literal["head"] | None = "head" if has_norms else None
-    return uniform(c, h, layer, qk_norm=qk_norm, has_parallel_residual=True)
+    factor = logits_factor(c, "logit_scale", 0.0625)
+    return uniform(c, h, layer, qk_norm=qk_norm, has_parallel_residual=True, **factor)
 
 
 def cohere2(c: Fields) -> Decoder:
@@ -354,7 +370,8 @@ def cohere2(c: Fields) -> Decoder:
     types = alternating(c, every(c, c.maybe_size("sliding_window_pattern") or 4))
     window = windowed(c, types, c.maybe_size("sliding_window"))
     is_rotated = tuple(kind == "sliding_attention" for kind in types)
-    return uniform(c, h, layer, has_parallel_residual=True, rotary_layers=is_rotated, **window)
+    more = window | logits_factor(c, "logit_scale", 0.0625)
+    return uniform(c, h, layer, has_parallel_residual=True, rotary_layers=is_rotated, **more)
 
 
 FAMILIES: dict[str, Callable[[Fields], Decoder]] = {
@@ -367,7 +384,7 @@ FAMILIES: dict[str, Callable[[Fields], Decoder]] = {
     "exaone4": exaone4,
     "glm": glm,
     "glm4": glm4,
-    "granite": llama,
+    "granite": granite,
     "helium": helium,
     "hunyuan_v1_dense": hunyuan,
     "internlm3": llama,

@@ -6,7 +6,7 @@ Each function reads like the class it is named after in transformers/models/<fam
 from collections.abc import Callable
 from typing import Any
 
-from foretune.models.families.dense import alternating, head_norms, pre_norms, uniform, windowed
+from foretune.models.families.dense import alternating, head_norms, logits_factor, pre_norms, uniform, windowed
 from foretune.models.families.fields import Fields
 from foretune.models.families.parts import (
     Decoder,
@@ -41,7 +41,8 @@ def granite_swa(c: Fields) -> Decoder:
     attn = plain("self_attn.sinks", h.query) + attention(c, h, bias=c.flag("attention_bias"))
     types = alternating(c, lambda index: index % 4 == 0)
     window = windowed(c, types, c.maybe_size("sliding_window"))
-    return uniform(c, h, (*attn, *mlp, *pre_norms(hidden)), rotary_bases=_rotary_bases(c), **window)
+    more = window | logits_factor(c, "logits_scaling", 1.0)
+    return uniform(c, h, (*attn, *mlp, *pre_norms(hidden)), rotary_bases=_rotary_bases(c), **more)
 
 
 def _rotary_bases(c: Fields) -> tuple[float, ...]:
@@ -60,7 +61,8 @@ def hyperclovax(c: Fields) -> Decoder:
     h, hidden = heads(c), c.size("hidden_size")
     mlp = gated_mlp("mlp", hidden, c.size("intermediate_size"), c.flag("mlp_bias"))
     post = pre_norms(hidden, ("post_norm1", "post_norm2")) if c.flag("use_post_norm") else ()
-    return uniform(c, h, (*attention(c, h, bias=c.flag("attention_bias")), *mlp, *pre_norms(hidden), *post))
+    layer = (*attention(c, h, bias=c.flag("attention_bias")), *mlp, *pre_norms(hidden), *post)
+    return uniform(c, h, layer, **logits_factor(c, "logits_scaling", 1.0))
 
 
 def jais2(c: Fields) -> Decoder:

@@ -20,6 +20,7 @@ from foretune.models.families.parts import (
     linear,
     norm,
     plain,
+    rotary_type,
     stack,
 )
 
@@ -41,8 +42,8 @@ def minimax(c: Fields) -> Decoder:
     kinds = stack(
         types, lambda kind: (attention(c, h) if kind == "full_attention" else lightning) + pre_norms(hidden) + mlp
     )
-    traits = dense_traits(c, h, **expert_traits(c, "num_local_experts", "num_experts_per_tok"))
-    return decoder(c, kinds, traits, final=norm("model.norm", hidden))
+    traits = expert_traits(c, "num_local_experts", "num_experts_per_tok") | {"mixer_chunk": c.size("block_size")}
+    return decoder(c, kinds, dense_traits(c, h, **traits), final=norm("model.norm", hidden))
 
 
 def phimoe(c: Fields) -> Decoder:
@@ -56,7 +57,7 @@ def phimoe(c: Fields) -> Decoder:
     traits |= windowed(c, ["sliding_attention"] * num_layers, c.maybe_size("sliding_window"))
     # Its router's jitter is a threshold, no noise.
     noise = tuple(key for key in traits["unwritten"] if key != "router_jitter_noise")
-    traits["unwritten"] = (*noise, *_scaled_rotary(c))
+    traits["unwritten"] = noise if rotary_type(c) in ("default", "longrope") else (*noise, "rope_scaling")
     return decoder(
         c,
         stack([0] * num_layers, lambda _: layer),
@@ -64,15 +65,6 @@ def phimoe(c: Fields) -> Decoder:
         final=norm("model.norm", hidden, bias=True),
         head_bias=c.flag("lm_head_bias"),
     )
-
-
-def _scaled_rotary(c: Fields) -> tuple[str, ...]:
-    """Name the key by which the rotary frequencies depend on the length: they are made anew in every forward."""
-    for key in ("rope_parameters", "rope_scaling"):
-        section = c.raw(key)
-        if isinstance(section, dict) and section.get("rope_type", section.get("type", "default")) != "default":
-            return (key,)
-    return ()
 
 
 def gpt_oss(c: Fields) -> Decoder:

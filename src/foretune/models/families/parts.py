@@ -29,6 +29,7 @@ __all__ = [
     "outside",
     "plain",
     "rotary_dim",
+    "rotary_type",
     "stack",
     "two_layer_mlp",
     "under",
@@ -177,6 +178,17 @@ def rotary_dim(c: Fields, head_dim: int, default: float = 1.0) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
         raise c.error(key, value, "not a share from 0 to 1", "Write for example 0.5.")
     return int(head_dim * value)
+
+
+def rotary_type(c: Fields) -> str:
+    """The kind of rotary frequencies: `default`, `linear`, `yarn`, `longrope` (Phi-3 wrote `su`)."""
+    for key in ("rope_parameters", "rope_scaling"):
+        section = c.raw(key)
+        if isinstance(section, dict):
+            kind = section.get("rope_type", section.get("type"))
+            if isinstance(kind, str):
+                return kind
+    return "default"
 
 
 # -- the whole decoder -------------------------------------------------------------------------------------------

@@ -174,7 +174,8 @@ def mamba2(c: Fields) -> Decoder:
         c.flag("use_bias"),
         c.flag("use_conv_bias"),
     )
-    more = {"mixer_groups": mixer.groups, "mixer_width": inner, "mixer_chunk": c.size("chunk_size")}
+    more: dict[str, Any] = {"mixer_groups": mixer.groups, "mixer_width": inner, "mixer_chunk": c.size("chunk_size")}
+    more["residual_in_32bit"] = c.flag("residual_in_fp32")
     return _backbone(c, norm("norm", hidden) + under("mixer", _mamba2(mixer)), inner, **more)
 
 
