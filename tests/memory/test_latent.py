@@ -42,6 +42,14 @@ EXPERTS: dict[str, Any] = {
     "n_group": 2,
     "topk_group": 1,
 }
+INDEXED: dict[str, Any] = {
+    **EXPERTS,
+    "num_hidden_layers": 16,
+    "index_n_heads": 2,
+    "index_head_dim": 16,
+    "index_topk": 4,
+    "pad_token_id": 0,
+}
 SIGLIP: dict[str, Any] = {
     "model_type": "siglip_vision_model",
     "hidden_size": 32,
@@ -55,6 +63,7 @@ SIGLIP: dict[str, Any] = {
 MODELS: dict[str, dict[str, Any]] = {
     "deepseek_v2": {**EXPERTS, "model_type": "deepseek_v2", "topk_method": "group_limited_greedy"},
     "deepseek_v3": {**EXPERTS, "model_type": "deepseek_v3"},
+    "deepseek_v32": {**INDEXED, "model_type": "deepseek_v32"},
     "gemma3": {
         "model_type": "gemma3",
         "text_config": {**GEMMA, "model_type": "gemma3_text"},
@@ -83,6 +92,12 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_experts": 4,
         "top_k_experts": 2,
         "moe_intermediate_size": 32,
+    },
+    "glm_moe_dsa": {
+        **INDEXED,
+        "model_type": "glm_moe_dsa",
+        "num_hidden_layers": 24,
+        "indexer_types": ["full"] * 3 + ["full", "shared", "shared", "shared"] * 5 + ["full"],
     },
     "glm4_moe_lite": {**EXPERTS, "model_type": "glm4_moe_lite", "n_group": 1},
     "minicpm3": {**LATENT, "model_type": "minicpm3"},

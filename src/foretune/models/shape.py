@@ -142,6 +142,8 @@ class DecoderTraits(Value, frozen=True, kw_only=True):
     """Dropout that the config itself asks for in training (GPT-2: 0.1), apart from LoRA's."""
     attention_dropout: float = 0.0
     residual_dropout: float = 0.0
+    index_topk: Size | None = None
+    """Tokens that an indexer chooses for each query (DeepSeek V3.2)."""
     sparse_layers: tuple[bool, ...] = ()
     """For each layer whether only the largest of its MLP's activations are kept (Gemma 3n); empty: none is so."""
     has_expert_bias: bool = False
