@@ -267,6 +267,7 @@ class RunOptions:
             tape.layer_ends.append(tape.next_sequence)
         else:
             tape.layer_ends[index] = tape.next_sequence
+        tape.num_layers = max(tape.num_layers, index + 1)
 
     def causal_mask(
         self, inputs_embeds: Tensor, window: int | None, *, can_skip: bool = True, has_positions: bool = True
