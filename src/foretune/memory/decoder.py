@@ -359,9 +359,11 @@ def _mask_table(b: int, s: int, padding: Tensor | None, has_window: bool) -> Ten
         causal = table
         allowed = Tensor((1, 1, s, s), "bool")
         del table, causal, one
-        rows, columns = Tensor((b, 1, 1, s), "i64"), Tensor((b, 1, 1, s), "i64")  # made contiguous for the kernel
+        num_copied = 2 if b > 1 else 1  # columns, and of several rows theirs
+        copies = [Tensor((b, 1, 1, s), "i64") for _ in range(num_copied)]
         index = Tensor((b, 1, 1, s), "bool")
-        del rows, columns
+        while copies:
+            copies.pop(0)
         table = Tensor((b, 1, s, s), "bool")
         del index, allowed
     del batch, head, q, kv

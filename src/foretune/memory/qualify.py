@@ -113,7 +113,7 @@ def setting_problems(config: TrainingConfig, stack: StackProfile, verb: str) -> 
             text = f"{refusal.field} is {str(refusal.value).lower()}: {refusal.what} is not {verb} yet."
             problems.append(Problem(text, refusal.instead, None, refusal.field))
     if config.loss != "stock" and stack.loss != "own":
-        text = f"loss is {config.loss}: the stack {stack.name} has a loss of its own."
+        text = f"loss is {config.loss}: the stack {stack.name} has no {config.loss} loss."
         problems.append(Problem(text, "Set loss: stock, or take the stack foretune.", None, "loss"))
     problems += _litgpt_problems(config, stack, verb) if stack.model_code != "transformers" else []
     lora = config.lora

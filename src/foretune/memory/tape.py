@@ -351,7 +351,7 @@ def attach(node: Node | None, out: Tensor, number: int = 0) -> Tensor:
 
 def promote(*dtypes: str) -> str:
     """Return the dtype that torch promotes to (floats of the tape only)."""
-    return "f32" if "f32" in dtypes else dtypes[0]
+    return "f32" if "f32" in dtypes or {"f16", "bf16"} <= set(dtypes) else dtypes[0]
 
 
 def like_iterator(*operands: Tensor) -> Tensor:
