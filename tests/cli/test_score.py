@@ -17,7 +17,7 @@ PREDICTION = {
 def file(tmp_path: Path) -> str:
     rows: list[Any] = [
         public_row(),
-        public_row(id="made-up-2", software__driver="litgpt", measured={"peak_reserved_bytes": 30_000_000}),
+        public_row(id="made-up-2", software__driver="torchtune", measured={"peak_reserved_bytes": 30_000_000}),
         public_row(id="made-up-3", outcome="oom", measured={}),
         public_row(id="made-up-4", measured={}),
     ]

@@ -87,7 +87,7 @@ def test_a_peak_after_warm_up_is_that_of_later_updates() -> None:
         return estimated(request)[0].with_(phases=phases, allocated_bytes=900, reserved_bytes=1000), None
 
     rows = [observation(), observation(measured__scope="train_steps_after_warmup")]
-    found = [row for row in score_rows(rows, "estimated", loading) if isinstance(row, Prediction)]
+    found = [row for row in score_rows(rows, loading) if isinstance(row, Prediction)]
     assert [row.allocated_bytes for row in found] == [900, 600]
     assert [row.reserved_bytes for row in found] == [1000, 1000]
 
@@ -96,7 +96,7 @@ def test_an_error_of_ours_is_a_refusal_with_its_first_sentence() -> None:
     def refusing(request: Request) -> tuple[MemoryEstimate, None]:
         raise ConfigError("It cannot be. There is more to say.")
 
-    rows = list(score_rows([observation(), observation(outcome="oom")], "estimated", refusing))
+    rows = list(score_rows([observation(), observation(outcome="oom")], refusing))
     assert [row.reason for row in rows if isinstance(row, Refusal)] == [
         "It cannot be.",
         "The run failed (outcome: oom).",
@@ -108,7 +108,7 @@ def test_any_other_error_is_raised() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        list(score_rows([observation()], "estimated", broken))
+        list(score_rows([observation()], broken))
 
 
 def test_rows_that_ask_the_same_are_answered_once() -> None:
@@ -120,7 +120,7 @@ def test_rows_that_ask_the_same_are_answered_once() -> None:
 
     rows = [observation(id=str(number), measured__peak_allocated_bytes=number + 1) for number in range(5)]
     rows.append(observation(id="5", training__seq_len=32))
-    assert len(list(score_rows(rows, "estimated", counting))) == 6
+    assert len(list(score_rows(rows, counting))) == 6
     assert len(asked) == 2
 
 
@@ -129,7 +129,7 @@ def test_rows_are_answered_as_they_come() -> None:
         yield observation()
         raise AssertionError("read ahead")
 
-    assert next(score_rows(endless(), "estimated", estimated)).id == "made-up-1"
+    assert next(score_rows(endless(), estimated)).id == "made-up-1"
 
 
 def test_several_processes_give_the_same_in_the_same_order(tmp_path: Path) -> None:

@@ -135,6 +135,7 @@ STACK_RUNS = (
     StackRun("autocast of 4-bit weights", AUTOCAST.with_(converts_outputs=True), QLORA),
     StackRun("norms in fp32", AUTOCAST.with_(kbit_upcast="norms"), QLORA),
     StackRun("autocast of layer norms", AUTOCAST, LORA, GPT2),
+    StackRun("a cache kept though checkpointed", FMS.with_(caches_though_checkpointed=("gpt2",)), LORA, GPT2),
     StackRun("flash-attn", FMS_OLD.with_(autocast="bf16"), {**LORA, "attention": "flash_attention_2"}),
     StackRun("flash-attn repeats heads", FMS_OLD, {"attention": "flash_attention_2"}, {"model_type": "mistral"}),
     StackRun("the loss up to 4.45", FMS_OLD, {}),

@@ -233,8 +233,6 @@ def test_case_034_host_memory_is_always_there() -> None:
 
 REFUSED = [
     ({"device": "cpu", "precision": {"dtype": "fp32"}}, "device"),
-    ({"attention": "flash_attention_2"}, "attention"),
-    ({"loss": "liger"}, "loss"),
     ({"batch": {"packing": True}}, "batch.packing"),
 ]
 

@@ -20,7 +20,9 @@ LAYERS = 9
 def test_templates_emit_what_recording_every_layer_does(run: StackRun, batch_size: int) -> None:
     shape = shape_of(run.model_of(LAYERS))
     config = run.config.with_(batch=run.config.batch.with_(micro_batch_size=batch_size, sequence_length=64))
-    short, whole = templated(config, shape, stack=run.stack), Recording.of(*all_layers(config, shape, stack=run.stack))
+    tape, stand_ins = all_layers(config, shape, stack=run.stack)
+    short, whole = templated(config, shape, stack=run.stack), Recording.of(tape, stand_ins)
+    assert len(whole.expand().events) == len(tape.events)
     assert short.expand() == whole.expand()
     assert short.walk() == whole.walk()
     assert len(short.stand_ins.recorded) < LAYERS

@@ -14,7 +14,7 @@ from foretune.memory.layout import numel
 from foretune.memory.longrope import LongFrequencies
 from foretune.memory.ops import add_scalar, unsqueeze
 from foretune.memory.tape import Tensor, checkpoint, current
-from foretune.models import DecoderTraits
+from foretune.models import DecoderTraits, ModelShape
 
 __all__ = ["Cache", "Decoder", "Layer", "Modules", "RunOptions"]
 
@@ -104,6 +104,11 @@ class Decoder:
     ) -> list[tuple[str, tuple[int, ...], str]]:
         """Name (inside the layer), shape and dtype of each buffer of a layer that holds these parameters."""
         return []
+
+    @classmethod
+    def layer_tags(cls, shape: ModelShape) -> list[object]:
+        """What sets a layer's events apart from another's beside parameters, window and rotary embedding."""
+        return [None] * shape.num_layers
 
     def make_norm(self, name: str) -> Module:
         return RmsNorm(self.modules.weight(f"{name}.weight"), self.norm_spelling)
@@ -262,6 +267,7 @@ class RunOptions:
             tape.layer_ends.append(tape.next_sequence)
         else:
             tape.layer_ends[index] = tape.next_sequence
+        tape.num_layers = max(tape.num_layers, index + 1)
 
     def causal_mask(
         self, inputs_embeds: Tensor, window: int | None, *, can_skip: bool = True, has_positions: bool = True

@@ -130,10 +130,12 @@ def _trained_whole(
 def _require_whole_modules(
     config: TrainingConfig, lora: LoraSettings, shape: ModelShape, adapted: tuple[Projection, ...], modules: set[str]
 ) -> None:
-    """Raise UnsupportedError for names that reach modules of other modules, quantized layers or adapted ones."""
+    """Raise UnsupportedError for names that reach modules of other modules, quantized layers, adapted ones, towers."""
     containers = {module[:end] for module in modules for end, letter in enumerate(module) if letter == "."} - modules
     quantized = [p.name for p in shape.projections if p.is_quantizable] if config.quantization is not None else []
+    towers = {spec.name.rpartition(".")[0] for tower in shape.towers for spec in tower.parameters}
     reasons = (
+        (towers, "a part of a tower beside the language model", "Name it by more of its path."),
         (containers, "made of others", "Name those that it is made of."),
         (quantized, "quantized, and whole numbers cannot be trained", "Leave it out, or leave quantization out."),
         ([p.name for p in adapted], "adapted too", "Name it by its whole last part, or take it out of lora.targets."),

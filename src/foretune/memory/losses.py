@@ -157,7 +157,7 @@ def _liger_sum(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | N
     node = function_node(lambda grads, node: _for_edges(node, gradients), hidden, weight, bias)
     tape = current()
     before, tape.is_grad_enabled = tape.is_grad_enabled, False
-    out = _liger_forward(hidden, weight, targets, bias, gradients if node else [])
+    out = _liger_forward(hidden, weight, targets, bias, gradients)
     tape.is_grad_enabled = before
     return attach(node, out)
 

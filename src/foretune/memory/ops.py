@@ -8,6 +8,7 @@ and so do the gradients that one node computes (`mat2` before `self`, `other` be
 from collections.abc import Callable, Sequence
 
 from foretune.memory import kernels
+from foretune.memory.attention import cudnn_attention, efficient_attention, flash_attention
 from foretune.memory.layout import Shape, broadcast_shape, is_contiguous, iterator_strides, numel, view_strides
 from foretune.memory.tape import (
     FLOATS,
@@ -442,6 +443,7 @@ def dropout(t: Tensor, probability: float) -> Tensor:
 
 def softmax(t: Tensor, dtype: str | None = None, *, is_one_kernel: bool = False) -> Tensor:
     """n*s, contiguous; saves the result; backward n*s and, on CUDA, first n*s for grad * output."""
+    t = t if dtype else widened(t)
     back = t.dtype if is_one_kernel else None
 
     def formula(grads: Grads, node: Node, result: Tensor) -> Grads:
@@ -637,101 +639,6 @@ def matmul4(a: Tensor, b: Tensor) -> Tensor:
     out = view(out, *batch, a.shape[2], b.shape[3])
     del second, first
     return out
-
-
-# ------------------------------------------------------------------ attention kernels
-class _Layout:
-    """What a gradient copies from its tensor without holding it."""
-
-    __slots__ = ("dtype", "shape", "strides")
-
-    def __init__(self, t: Tensor) -> None:
-        self.dtype, self.shape, self.strides = t.dtype, t.shape, iterator_strides(t.shape, [t])
-
-    def allocate(self) -> Tensor:
-        return Tensor(self.shape, self.dtype, self.strides)
-
-
-def flash_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """out in q's layout, logsumexp 4BHS, 16, 8; saves k, q, v, logsumexp, out, seeds; backward: dq, dk, dv in their
-    inputs' layouts, then softmax_d, the fp32 dq accumulator and, under GQA, dk and dv for every query head."""
-    b, h, s, d = q.shape
-    size, heads = ITEM_BYTES[q.dtype], k.shape[1]
-    layouts = [_Layout(t) for t in (q, k, v)]
-
-    def formula(grads: Grads, node: Node, *saved: Tensor) -> Grads:
-        out: Grads = [layout.allocate() for layout in layouts]
-        current().temporaries(*kernels.flash_backward_workspaces(b, h, heads, s, d, size))
-        return out
-
-    node = node_for(formula, q, k, v)
-    if node:
-        node.save(k, q, v)
-    out = like(q)
-    extra = [Tensor((b, h, s), "f32"), Tensor((2,), "i64"), Tensor((1,), "i64")]
-    if node:
-        node.save(extra[0], out.detach(), extra[1], extra[2])
-    while extra:
-        extra.pop()
-    return attach(node, out)
-
-
-def cudnn_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Two seeds of 8, out in q's layout, logsumexp 4BHS; saves all of them, q, k and v; backward: dq, dk, dv in their
-    inputs' layouts, then one workspace."""
-    b, h, s, d = q.shape
-    size, heads = ITEM_BYTES[q.dtype], k.shape[1]
-    layouts = [_Layout(t) for t in (q, k, v)]
-
-    def formula(grads: Grads, node: Node, *saved: Tensor) -> Grads:
-        out: Grads = [layout.allocate() for layout in layouts]
-        current().temporaries(kernels.cudnn_backward_workspace(b, h, heads, s, d, size))
-        return out
-
-    node = node_for(formula, q, k, v)
-    if node:
-        node.save(mask, k, q, v)
-    seeds = [Tensor((), "i64"), Tensor((), "i64")]
-    out = like(q)
-    logsumexp = Tensor((b, h, s, 1), "f32")
-    current().temporaries(kernels.CUDNN_FORWARD_WORKSPACE)
-    if node:
-        node.save(logsumexp, out.detach(), *reversed(seeds))
-    del logsumexp
-    while seeds:
-        seeds.pop(0)
-    return attach(node, out)
-
-
-def efficient_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """out as [B, S, H, width of v], logsumexp 4BH*ceil32(S), 8, 8; saves k, q, v, logsumexp, out, seeds (and the mask);
-    backward: dq, dk, dv as [B, S, H, D] too, then delta and the fp32 accumulator of kernel_backward.h."""
-    b, h, s, d = q.shape
-    is_half = q.dtype != "f32"
-    shapes, dtype = [t.shape for t in (q, k, v)], q.dtype
-
-    def formula(grads: Grads, node: Node, *saved: Tensor) -> Grads:
-        out: Grads = [_by_position(shape, dtype) for shape in shapes]
-        current().temporaries(*kernels.efficient_backward_workspaces(b, h, s, d, is_half=is_half))
-        return out
-
-    node = node_for(formula, q, k, v)
-    if node:
-        node.save(mask, k, q, v)
-    out = _by_position((b, h, s, v.shape[-1]), q.dtype)
-    rows = kernels.efficient_logsumexp_rows(s) if node else 0
-    extra = [Tensor((b, h, rows), "f32"), Tensor((), "i64"), Tensor((), "i64")]
-    if node:
-        node.save(extra[0], out.detach(), extra[2], extra[1])
-    while extra:
-        extra.pop()
-    return attach(node, out)
-
-
-def _by_position(shape: Shape, dtype: str) -> Tensor:
-    """[B, H, S, D] that lies as [B, S, H, D]."""
-    _, h, s, d = shape
-    return Tensor(shape, dtype, (s * h * d, d, h * d, 1))
 
 
 # ------------------------------------------------------------------ ends

@@ -76,7 +76,7 @@ def record_tape(
 
 def _signatures(shape: ModelShape) -> list[object]:
     """Say of each layer what decides its events: parameters, window, rotary embedding."""
-    t = shape.traits
+    t, tags = shape.traits, decoder_of(shape).layer_tags(shape)
     kind_of = {layer: number for number, kind in enumerate(shape.kinds) for layer in kind.layers}
     return [
         (
@@ -84,6 +84,7 @@ def _signatures(shape: ModelShape) -> list[object]:
             t.sliding_layers[i] if t.sliding_layers else False,
             t.rotary_layers[i] if t.rotary_layers else True,
             t.sparse_layers[i] if t.sparse_layers else False,
+            tags[i],
             t.rotary_bases[i] if t.rotary_bases else None,
         )
         for i in range(shape.num_layers)

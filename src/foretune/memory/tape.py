@@ -94,6 +94,8 @@ class Tape:
         self.phase = "load"
         self.segments: list[Segment] = [Segment(0, "start", None, "load")]
         self.layer_ends: list[int] = []
+        self.num_layers = 0
+        """Layers that have run; nodes made behind the last of them belong to none."""
         self.next_sequence = 0
         self.is_grad_enabled = True
         self.is_training = True
@@ -483,7 +485,7 @@ def _let_go(node: Any) -> None:
             del target
         node.forget()
         if tape and len(tape.events) > position:
-            tape.segment("graph", layer, position)
+            tape.segment("graph", layer if layer < tape.num_layers else None, position)
         if not todo:
             break
         node = todo.pop()

@@ -101,10 +101,10 @@ class DecoderTraits(Value, frozen=True, kw_only=True):
     """As in the config: `silu`, `gelu_pytorch_tanh`, `gelu_new`, `relu`..."""
     rotary_dim: Size | None = None
     """Width of the rotated part of a head; None: no rotary embedding."""
-    has_long_rope: bool = False
-    """Rotary frequencies are chosen by the length of the sequence (longrope)."""
     global_rotary_dim: Size | None = None
     """The same in layers without a window, where it is another one (Gemma 4)."""
+    has_long_rope: bool = False
+    """Rotary frequencies are chosen by the length of the sequence (longrope)."""
     rotary_layers: tuple[bool, ...] = ()
     """Where some layers go without rotary embedding (SmolLM3, Cohere2): True for the layers that have it."""
     rotary_bases: tuple[float, ...] = ()
@@ -142,6 +142,8 @@ class DecoderTraits(Value, frozen=True, kw_only=True):
     """Dropout that the config itself asks for in training (GPT-2: 0.1), apart from LoRA's."""
     attention_dropout: float = 0.0
     residual_dropout: float = 0.0
+    index_topk: Size | None = None
+    """Tokens that an indexer chooses for each query (DeepSeek V3.2)."""
     sparse_layers: tuple[bool, ...] = ()
     """For each layer whether only the largest of its MLP's activations are kept (Gemma 3n); empty: none is so."""
     has_expert_bias: bool = False

@@ -121,7 +121,13 @@ def _logits_of(model: nn.Module, hidden_BSH: Tensor, head: nn.Linear) -> Tensor:
             if name.startswith("__"):
                 raise AttributeError(name)
 
+    backbone = model.get_submodule(model.base_model_prefix)
+
     class Backbone(nn.Module):
+        def __getattr__(self, name: str) -> Any:
+            """What a model's forward reads off its backbone (Falcon H1's multiplier of logits) is the backbone's."""
+            return getattr(backbone, name)
+
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             return Output(last_hidden_state=hidden_BSH)
 

@@ -44,6 +44,7 @@ from foretune.memory.families.gemma_more import Gemma4Decoder, VaultGemmaDecoder
 from foretune.memory.families.gpt_oss import GptOssDecoder
 from foretune.memory.families.granite_swa import GraniteSwaDecoder
 from foretune.memory.families.hybrid import Lfm2Decoder, Lfm2MoeDecoder
+from foretune.memory.families.indexed import DeepseekV32Decoder, GlmMoeDsaDecoder
 from foretune.memory.families.latent import DeepseekV3Decoder, MiniCpm3Decoder, YoutuDecoder
 from foretune.memory.families.litgpt import LitGptDecoder
 from foretune.memory.families.llama import (
@@ -97,6 +98,7 @@ DECODERS: dict[str, type[Decoder]] = {
     "cwm": CwmDecoder,
     "deepseek_v2": DeepseekV2Decoder,
     "deepseek_v3": DeepseekV3Decoder,
+    "deepseek_v32": DeepseekV32Decoder,
     "dots1": Dots1Decoder,
     "ernie4_5": Ernie45Decoder,
     "ernie4_5_moe": Ernie45MoeDecoder,
@@ -115,6 +117,7 @@ DECODERS: dict[str, type[Decoder]] = {
     "gemma4_text": Gemma4Decoder,
     "glm": GlmDecoder,
     "glm4": Glm4Decoder,
+    "glm_moe_dsa": GlmMoeDsaDecoder,
     "glm4_moe_lite": DeepseekV3Decoder,
     "glm4_moe": Glm4MoeDecoder,
     "gpt2": Gpt2Decoder,

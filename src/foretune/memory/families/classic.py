@@ -52,6 +52,7 @@ class Gpt2Attention:
         if mask is not None:
             attn_weights = add(attn_weights, mask)
         attn_weights = ops.softmax(attn_weights)
+        attn_weights = ops.to(attn_weights, value.dtype)
         attn_weights = dropout(attn_weights, self.probability)
         attn_output = ops.matmul4(attn_weights, value)
         attn_output = transpose(attn_output, 1, 2)

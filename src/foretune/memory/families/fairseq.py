@@ -233,6 +233,10 @@ class XglmDecoder(ScopedDecoder):
     final_norm_name = "model.layer_norm"
     keyword_order = ("attention_mask", "cache")
 
+    def __init__(self, modules: Modules) -> None:
+        super().__init__(modules)
+        self.sines = modules.buffer("embed_positions.weights")
+
     @classmethod
     def buffers(cls, traits: DecoderTraits, dtype: str) -> list[tuple[str, tuple[int, ...], str]]:
         assert traits.table_positions is not None
@@ -266,4 +270,4 @@ class XglmDecoder(ScopedDecoder):
 
     def _embed_positions(self, position_ids: Tensor) -> Tensor:
         position_ids = add_scalar(position_ids)
-        return Tensor((1, position_ids.shape[1], self.traits.hidden_size), self.embedding.dtype)
+        return Tensor((1, position_ids.shape[1], self.traits.hidden_size), self.sines.dtype)

@@ -72,7 +72,8 @@ class _Mlp:
 
     @staticmethod
     def _gaussian_topk(inputs: Tensor) -> Tensor:
-        std_multiplier = _inverse_cumulative()
+        target_sparsity_tensor = Tensor((), "f32")
+        std_multiplier = _inverse_cumulative(target_sparsity_tensor)
         std_multiplier = to(std_multiplier, inputs.dtype)
         inputs_mean = ops.mean_last(inputs)
         inputs_std = std_last(inputs)
@@ -80,9 +81,9 @@ class _Mlp:
         return ops.relu(subtract(inputs, cutoff_x))
 
 
-def _inverse_cumulative() -> Tensor:
-    """Normal(0, 1).icdf of a number (torch/distributions/normal.py)."""
-    return add_scalar(scale(scale(scale(add_scalar(Tensor((), "f32"))))))
+def _inverse_cumulative(value: Tensor) -> Tensor:
+    """Normal(0, 1).icdf (torch/distributions/normal.py)."""
+    return add_scalar(scale(scale(scale(add_scalar(scale(value))))))
 
 
 class _AltUp:

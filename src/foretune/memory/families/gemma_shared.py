@@ -13,6 +13,7 @@ from foretune.memory.layout import numel
 from foretune.memory.ops import add, add_scalar, contiguous, mul, reshape, to, transpose, unsqueeze, view
 from foretune.memory.strided import power
 from foretune.memory.tape import Tensor, checkpoint, discard
+from foretune.models import ModelShape
 
 __all__ = ["PowerRmsNorm", "SharedStates", "SharingAttention", "SharingDecoder", "SharingLayer", "rotate_one"]
 
@@ -150,6 +151,26 @@ class SharingDecoder(Gemma3Decoder):
         self.per_layer_model_projection = Linear(modules.weight("model.per_layer_model_projection.weight"))
         weight = modules.weight("model.per_layer_projection_norm.weight")
         self.per_layer_width, self.per_layer_projection_norm = weight.shape[0], PowerRmsNorm(weight)
+
+    @classmethod
+    def layer_tags(cls, shape: ModelShape) -> list[object]:
+        """The last two layers that reuse the keys and values of a kind stand for themselves alone: the first of their
+        gradients may be a view, to which the second is added in a new tensor, and that one is added to in place. So
+        does the layer before one whose keys and values are kept: where that one is recomputed, its input lives as long.
+        """
+        own = {i for kind in shape.kinds for i in kind.layers if any("k_norm" in p.name for p in kind.parameters)}
+        sliding = shape.traits.sliding_layers or (False,) * shape.num_layers
+        tags: list[object] = [None] * shape.num_layers
+        seen = {False: 0, True: 0}
+        for i in range(shape.num_layers - 1, -1, -1):
+            if i not in own:
+                tags[i] = min(seen[sliding[i]], 2)
+                seen[sliding[i]] += 1
+        for is_sliding in (False, True):
+            keeper = max((i for i in own if sliding[i] == is_sliding), default=0)
+            if keeper:
+                tags[keeper - 1] = "feeds", is_sliding, tags[keeper - 1]
+        return tags
 
     def make_norm(self, name: str) -> Module:
         return PowerRmsNorm(self.modules.weight(f"{name}.weight"))

@@ -30,7 +30,7 @@ class Lfm2Attention(LlamaAttention):
         assert t.num_heads is not None
         assert t.num_kv_heads is not None
         self.head_dim, self.groups, self.modules = t.head_dim, t.num_heads // t.num_kv_heads, modules
-        self.softcap, self.has_rotary = None, True
+        self.softcap, self.probability, self.has_rotary = None, 0.0, True
         self.q_proj, self.k_proj, self.v_proj, self.out_proj = (
             modules.linear(f"{name}.{n}") for n in ("q_proj", "k_proj", "v_proj", "out_proj")
         )

@@ -33,10 +33,10 @@ from foretune.models import DecoderTraits
 __all__ = ["DeepseekV3Decoder", "LatentAttention", "MiniCpm3Decoder", "YoutuDecoder"]
 
 
-def apply_rotary_interleave(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Rotate pairs of neighbours (modeling_deepseek_v3.py)."""
-    cos = unsqueeze(narrow(cos, -1, cos.shape[-1] // 2), 1)
-    sin = unsqueeze(narrow(sin, -1, sin.shape[-1] // 2), 1)
+def apply_rotary_interleave(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, dim: int = 1) -> tuple[Tensor, Tensor]:
+    """Rotate pairs of neighbours (modeling_deepseek_v3.py); the heads are dimension `dim`."""
+    cos = unsqueeze(narrow(cos, -1, cos.shape[-1] // 2), dim)
+    sin = unsqueeze(narrow(sin, -1, sin.shape[-1] // 2), dim)
     q1, q2 = every_other(q), every_other(q)
     k1, k2 = every_other(k), every_other(k)
     q_embed = cat_last([subtract(mul(q1, cos), mul(q2, sin)), add(mul(q2, cos), mul(q1, sin))])

@@ -74,6 +74,10 @@ class Fields:
         """Say whether the config itself states this key, other than as null."""
         return self._values.get(key) is not None
 
+    def states(self, key: str) -> bool:
+        """Say whether the config itself has this key, be it null."""
+        return key in self._values
+
     def raw(self, key: str) -> Any:
         """Return the value as it stands, else the class's default, else None."""
         return self._values[key] if key in self._values else self._defaults.get(key)

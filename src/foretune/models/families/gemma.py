@@ -148,9 +148,10 @@ def _sparse_layers(c: Fields, count: int) -> tuple[bool, ...]:
 
 
 def _altup_flags(c: Fields) -> tuple[str, ...]:
-    """Coefficients are clipped in training, and the first prediction may be scaled."""
-    clips = ("altup_coef_clip",) if c.number("altup_coef_clip") is not None else ()
-    return clips + (("altup_correct_scale",) if c.flag("altup_correct_scale") else ())
+    """Coefficients are clipped in training, and the first prediction is scaled, unless the config says otherwise."""
+    clips = not c.states("altup_coef_clip") or c.number("altup_coef_clip") is not None
+    scales = not c.states("altup_correct_scale") or c.flag("altup_correct_scale")
+    return (("altup_coef_clip",) if clips else ()) + (("altup_correct_scale",) if scales else ())
 
 
 def _widths(c: Fields, count: int) -> tuple[int, ...]:

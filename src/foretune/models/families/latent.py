@@ -134,7 +134,8 @@ def _labelled(c: Fields, labels: tuple[str, ...], indexer: Callable[[int], Param
         return attn + extra + mlp + pre_norms(hidden)
 
     kinds = stack([(label == "sparse", indexer(index)) for index, label in enumerate(labels)], layer)
-    traits = _traits(c, **expert_traits(c, "n_routed_experts", "num_experts_per_tok"))
+    index_topk = c.maybe_size("index_topk") if c.states("index_topk") else 2048
+    traits = _traits(c, index_topk=index_topk, **expert_traits(c, "n_routed_experts", "num_experts_per_tok"))
     return decoder(c, kinds, traits, final=norm("model.norm", hidden))
 
 

@@ -68,6 +68,8 @@ def _cuda_softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, d
     """
     if dtype is torch.float32 and input.dtype is torch.float16 and dim is not None:
         return aten._softmax(input, dim, True)
+    if dtype is None and input.dtype in (torch.bfloat16, torch.float16) and torch.is_autocast_enabled("cuda"):
+        input = input.float()  # autocast's list has it; a patched function is not seen by the stand-in
     return _softmax(input, dim, _stacklevel, dtype)
 
 
