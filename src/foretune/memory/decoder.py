@@ -308,7 +308,10 @@ class RunOptions:
         """create_chunked_causal_mask (transformers/masking_utils.py), without padding: chunks begin with the row."""
         b, s = self.micro_batch_size, self.sequence_length
         if self.padding is not None:
-            raise UnsupportedError("Attention in chunks under a padding mask is not estimated yet.")
+            raise UnsupportedError(
+                "Attention in chunks under a padding mask is not estimated yet.",
+                hint="Take a stack that passes no mask (foretune), or trace it.",
+            )
         _ask_whether_packed(b, s)
         _left_padding_tokens = Tensor((b,), "i64")
         if self.attention == "sdpa" and s < chunk:

@@ -22,6 +22,7 @@ from foretune.memory.ops import (
     transpose,
     unsqueeze,
     view,
+    widened,
 )
 from foretune.memory.tape import ITEM_BYTES, Formula, Grads, Node, Tensor, attach, current, like_iterator, node_for
 
@@ -87,7 +88,9 @@ def subtract(a: Tensor, b: Tensor) -> Tensor:
 
 
 def sum_over(t: Tensor, dim: int, *, keepdim: bool = False) -> Tensor:
-    """Sum over one dimension: n*s; backward expands the gradient, which allocates nothing."""
+    """Sum over one dimension: n*s (fp32 under autocast, from a copy); backward expands the gradient, which allocates
+    nothing."""
+    t = widened(t)
     full, dim = t.shape, dim % len(t.shape)
 
     def formula(grads: Grads, node: Node) -> Grads:

@@ -30,6 +30,7 @@ from foretune.memory.ops import (
     transpose,
     unsqueeze,
     view,
+    widened,
 )
 from foretune.memory.tape import Tensor
 
@@ -131,7 +132,7 @@ class Llama4Attention(LlamaAttention):
         attn_weights = scale(matmul4(query, transpose(key_states, 2, 3)))
         if mask is not None:
             attn_weights = add(attn_weights, mask)
-        attn_weights = softmax(attn_weights)
+        attn_weights = softmax(widened(attn_weights))
         attn_weights = dropout(attn_weights, self.probability)
         attn_output = matmul4(attn_weights, value_states)
         attn_output = contiguous(transpose(attn_output, 1, 2))

@@ -10,7 +10,7 @@ from foretune.memory.decoder import Cache, Layer, Modules, RunOptions
 from foretune.memory.experts import sigmoid
 from foretune.memory.families.llama import LlamaLayer, MistralDecoder
 from foretune.memory.families.moe import MixtralDecoder
-from foretune.memory.ops import add, like, matmul4, mul, narrow, reshape, scale, split_last, transpose
+from foretune.memory.ops import add, like, matmul4, mul, narrow, reshape, scale, split_last, transpose, widened
 from foretune.memory.tape import Grads, Node, Tensor, attach, node_for
 from foretune.models import DecoderTraits
 
@@ -28,6 +28,10 @@ def _cat_rows(parts: Sequence[Tensor]) -> Tensor:
 
     shape = (*parts[0].shape[:-2], sum(rows), parts[0].shape[-1])
     return attach(node_for(formula, *parts), Tensor(shape, parts[0].dtype))
+
+
+def _exp(t: Tensor) -> Tensor:
+    return like(widened(t))
 
 
 class MiniMaxLightningAttention:
@@ -56,7 +60,10 @@ class MiniMaxLightningAttention:
         **kwargs: Any,
     ) -> tuple[Tensor, Any]:
         if cache is not None:
-            raise UnsupportedError("MiniMax's own cache is not estimated yet.")
+            raise UnsupportedError(
+                "MiniMax's own cache is not estimated yet.",
+                hint="Set gradient_checkpointing: true, or trace it.",
+            )
         batch_size, seq_len, _hidden_size = hidden_states.shape
         num_blocks = (seq_len + self.block_size - 1) // self.block_size
         qkv_states = call(self.act_fn, call(self.qkv_proj, hidden_states))
@@ -77,7 +84,7 @@ class MiniMaxLightningAttention:
             current_query_decay = narrow(self.query_decay, 1, current_block_size)
             current_key_decay = narrow(self.key_decay, 1, current_block_size)
             current_diagonal_decay = narrow(narrow(self.diagonal_decay, 2, current_block_size), 3, current_block_size)
-            block_decay = like(scale(scale(self.slope_rate)))
+            block_decay = _exp(scale(scale(self.slope_rate)))
             attn_weights_intra = matmul4(current_query_states, transpose(current_key_states, 2, 3))
             attn_output_intra = matmul4(mul(attn_weights_intra, current_diagonal_decay), current_value_states)
             attn_output_inter = matmul4(mul(current_query_states, current_query_decay), attn_weights_inter)

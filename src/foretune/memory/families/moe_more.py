@@ -148,7 +148,7 @@ class ErnieMoeRouter:
 
     def __call__(self, hidden_states: Tensor) -> Routing:
         router_logits = linear(to(hidden_states, "f32"), to(self.weight, "f32"))
-        routing_weights = softmax(router_logits)
+        routing_weights = softmax_f32(router_logits)
         _, selected_experts = top_k(call(self.moe_statics, routing_weights), self.top_k)
         routing_weights = gather_last(routing_weights, selected_experts)
         routing_weights = divide(routing_weights, clamp(sum_over(routing_weights, -1, keepdim=True)))

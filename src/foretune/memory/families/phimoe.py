@@ -11,7 +11,7 @@ from foretune.memory.families.classic import LayerNormDecoder
 from foretune.memory.families.llama import MistralDecoder
 from foretune.memory.families.moe import MixtralSparseMoeBlock, make_experts
 from foretune.memory.longrope import largest_position
-from foretune.memory.ops import cat_last, like, linear, mul, scale, softmax, to, unsqueeze
+from foretune.memory.ops import cat_last, like, linear, mul, scale, softmax, to, unsqueeze, widened
 from foretune.memory.routers import Routing
 from foretune.memory.tape import Grads, Node, Tensor, attach, current, like_iterator, node_for
 
@@ -45,6 +45,7 @@ def _multiplier(
     node = node_for(_multiplier_grad, scores, multiplier, masked_gates)
     out = like_iterator(multiplier, mask_for_one)
     if node:
+        node.is_python = True
         node.save(multiplier, selected_experts, masked_gates)
     return attach(node, out)
 
@@ -75,7 +76,7 @@ def _sparsemixer(scores: Tensor) -> tuple[Tensor, Tensor]:
         mask_logits_threshold = _threshold_mask(mask_logits_threshold, scores, factor)
     masked_gates = masked_fill(scores, mask_logits_threshold)
     selected_experts = _sampled(masked_gates) if is_training else max_ind
-    masked_gates = softmax(masked_gates)
+    masked_gates = softmax(widened(masked_gates))
     multiplier_o = gather_last(masked_gates, selected_experts)
     if is_training:
         max_scores, max_ind = max_last(masked_gates)
@@ -91,7 +92,7 @@ def _sparsemixer(scores: Tensor) -> tuple[Tensor, Tensor]:
         mask_logits_threshold = _threshold_mask(mask_logits_threshold, scores, factor)
     masked_gates_top2 = masked_fill(masked_scores, mask_logits_threshold)
     selected_experts_top2 = _sampled(masked_gates_top2) if is_training else max_ind
-    masked_gates_top2 = softmax(masked_gates_top2)
+    masked_gates_top2 = softmax(widened(masked_gates_top2))
     multiplier_top2_o = gather_last(masked_gates_top2, selected_experts_top2)
     if is_training:
         max_scores, max_ind = max_last(masked_gates_top2)
