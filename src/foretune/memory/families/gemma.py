@@ -42,10 +42,8 @@ class GemmaDecoder(LlamaDecoder):
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """The table's rows times a scalar buffer, cast to the table's dtype."""
-        return mul(
-            ops.embedding(self.embedding, input_ids),
-            ops.to(self.modules.buffer("embed_scale"), self.embedding.dtype),
-        )
+        dtype = self.embedding.dtype
+        return mul(ops.embedding(self.embedding, input_ids), ops.to(self.modules.buffer("embed_scale"), dtype))
 
 
 class Gemma2Layer(Layer):

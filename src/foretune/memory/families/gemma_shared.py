@@ -184,8 +184,8 @@ class SharingDecoder(Gemma3Decoder):
 
     def embed_per_layer(self, input_ids: Tensor) -> Tensor:
         """The scaled second embedding."""
-        rows = ops.embedding(self.embed_tokens_per_layer, input_ids)
-        return mul(rows, to(self.modules.buffer("per_layer_embed_scale"), self.embed_tokens_per_layer.dtype))
+        table, scale = self.embed_tokens_per_layer, self.modules.buffer("per_layer_embed_scale")
+        return mul(ops.embedding(table, input_ids), to(scale, table.dtype))
 
     def by_layer(self, t: Tensor) -> Tensor:
         """[..., layers * width] as [..., layers, width]."""

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from foretune.memory import blocks, ops
 from foretune.memory.blocks import RmsNorm, call
 from foretune.memory.decoder import Cache, Layer, Modules
+from foretune.memory.families.gemma import GemmaDecoder
 from foretune.memory.families.llama import LlamaDecoder, LlamaLayer
 from foretune.memory.families.moe_shared import SharedExpertsDecoder
 from foretune.memory.interleaved import every_other
@@ -207,11 +208,7 @@ class MiniCpm3Decoder(LlamaDecoder):
 
     attention_class: ClassVar[Any] = LatentAttentionV2
     scales_before_head = True
-
-    def embed(self, input_ids: Tensor) -> Tensor:
-        """The table's rows times the scale, cast to the table's dtype."""
-        dtype = self.embedding.dtype
-        return mul(ops.embedding(self.embedding, input_ids), ops.to(self.modules.buffer("embed_scale"), dtype))
+    embed = GemmaDecoder.embed
 
     @classmethod
     def buffers(cls, traits: DecoderTraits, dtype: str) -> list[tuple[str, tuple[int, ...], str]]:
