@@ -356,7 +356,7 @@ def test_device_without_bfloat16_is_refused(call) -> None:
         ({"_attn_implementation_internal": "eager"}, "_attn_implementation_internal"),
         ({"num_attention_heads": 7}, "Transformers refuses"),
         ({"hidden_act": "no-such"}, "cannot be run without data"),
-        ({"model_type": "mamba2", "num_heads": 8, "head_dim": 16, "expand": 2}, "Set attention: eager"),
+        ({"model_type": "mamba", "state_size": 16, "expand": 2}, "Set attention: eager"),
     ],
 )
 def test_what_cannot_be_built_is_one_error(call, changes: dict[str, Any], why: str) -> None:
