@@ -156,10 +156,11 @@ def kept(cache: Path, key: str, make: Any) -> Program:
     """Read a trace that was made before, or make it."""
     file = cache / f"{key}.pickle"
     if file.exists():
-        return Program(*pickle.loads(file.read_bytes()))  # our own file
+        events, *rest = pickle.loads(file.read_bytes())  # our own file
+        return Program([Event(*event) for event in events], *rest)
     made: Program = make()
     cache.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(pickle.dumps(tuple(made)))
+    file.write_bytes(pickle.dumps(([tuple(event) for event in made.events], *made[1:])))
     return made
 
 
