@@ -18,7 +18,7 @@ def file(tmp_path: Path) -> str:
     rows: list[Any] = [
         public_row(),
         public_row(id="made-up-2", software__driver="torchtune", measured={"peak_reserved_bytes": 30_000_000}),
-        public_row(id="made-up-3", outcome="oom", measured={}),
+        public_row(id="made-up-3", outcome="failed", measured={}),
         public_row(id="made-up-4", measured={}),
     ]
     return str(write_rows(tmp_path / "rows.jsonl", rows))
@@ -31,7 +31,7 @@ def test_json_has_the_promised_keys(call, file: str) -> None:
     assert (document["schema"], document["engine"], document["rows"]) == ("foretune.score/1", "estimated", 4)
     assert document["estimator_version"]
     assert [(row["id"], row["reason"]) for row in document["refused"]] == [
-        ("made-up-3", "The run failed (outcome: oom).")
+        ("made-up-3", "The run failed (outcome: failed).")
     ]
     assert all(set(line) >= SUMMARY for line in document["summary"])
     assert [row["id"] for row in document["predictions"]] == ["made-up-1", "made-up-2", "made-up-4"]
@@ -61,7 +61,7 @@ def test_table_for_a_person(call, file: str) -> None:
     assert "estimated against measured" in out
     lines = out.splitlines()
     assert any(line.split()[:4] == ["ALL", "foreign", "reserved", "1"] for line in lines)
-    assert "     1  The run failed (outcome: oom)." in lines
+    assert "     1  The run failed (outcome: failed)." in lines
     assert max(map(len, lines)) <= 80
 
 
@@ -73,11 +73,11 @@ def test_rows_have_a_line_each(call, file: str) -> None:
     assert rows[0].endswith(" %)  manual-loop")
     assert rows[1].endswith(" %)  foretune, foreign")
     assert rows[2].endswith("not measured  manual-loop")
-    assert rows[3].endswith("refused: The run failed (outcome: oom).")
+    assert rows[3].endswith("refused: The run failed (outcome: failed).")
 
 
 def test_nothing_that_is_predicted_is_an_answer(call, tmp_path: Path) -> None:
-    file = write_rows(tmp_path / "rows.jsonl", [public_row(outcome="oom")])
+    file = write_rows(tmp_path / "rows.jsonl", [public_row(outcome="failed")])
     called = call("score", str(file))
     assert called.code == 0
     assert "No row is both predicted and measured." in called.out

@@ -27,6 +27,7 @@ def prediction(number: int, percent: float, *, source: str = "a", foreign: bool 
         source=source,
         stack="s",
         foreign=foreign,
+        outcome="ok",
         foreign_because=(),
         allocated_bytes=bytes_,
         reserved_bytes=0,
@@ -71,11 +72,11 @@ def test_what_is_not_measured_is_predicted_and_in_no_sum() -> None:
 def test_figures_are_the_answers_and_so_are_the_margins() -> None:
     (row,) = [row for row in score_rows([observation()], estimated) if isinstance(row, Prediction)]
     answer, _ = estimated(request_of(observation()).request)
-    margin = answer.safety_margin_bytes
     assert (row.allocated_bytes, row.reserved_bytes) == (answer.allocated_bytes, answer.reserved_bytes)
     assert row.process_bytes == answer.process_bytes
-    assert row.interval.reserved == (max(answer.reserved_bytes - margin, 0), answer.reserved_bytes + margin)
-    assert row.interval.process[1] == answer.reserved_bytes + margin + answer.context.high_bytes
+    for metric in ("allocated", "reserved", "process"):
+        bounds = getattr(answer, f"{metric}_interval")
+        assert getattr(row.interval, metric) == (bounds.low_bytes, bounds.high_bytes)
     assert row.error_percent("allocated") == pytest.approx((answer.allocated_bytes / 20_000_000 - 1) * 100)
 
 
@@ -92,14 +93,22 @@ def test_a_peak_after_warm_up_is_that_of_later_updates() -> None:
     assert [row.reserved_bytes for row in found] == [1000, 1000]
 
 
+def test_a_run_that_ran_out_of_memory_has_a_verdict_and_no_reading(tmp_path: Path) -> None:
+    file = write_rows(tmp_path / "rows.jsonl", [public_row(outcome="oom", measured={"peak_allocated_bytes": 5})])
+    (row,) = api.score(file)
+    assert isinstance(row, Prediction)
+    assert (row.outcome, row.verdict) == ("oom", "fits")
+    assert row.measured == Readings()
+
+
 def test_an_error_of_ours_is_a_refusal_with_its_first_sentence() -> None:
     def refusing(request: Request) -> tuple[MemoryEstimate, None]:
         raise ConfigError("It cannot be. There is more to say.")
 
-    rows = list(score_rows([observation(), observation(outcome="oom")], refusing))
+    rows = list(score_rows([observation(), observation(outcome="failed")], refusing))
     assert [row.reason for row in rows if isinstance(row, Refusal)] == [
         "It cannot be.",
-        "The run failed (outcome: oom).",
+        "The run failed (outcome: failed).",
     ]
 
 
@@ -134,7 +143,7 @@ def test_rows_are_answered_as_they_come() -> None:
 
 def test_several_processes_give_the_same_in_the_same_order(tmp_path: Path) -> None:
     changes: list[dict[str, Any]] = [{"training__seq_len": 8 * (1 + number % 7)} for number in range(20)]
-    changes[3] = {"outcome": "oom"}
+    changes[3] = {"outcome": "failed"}
     rows = [public_row(id=str(number), **change) for number, change in enumerate(changes)]
     path = write_rows(tmp_path / "rows.jsonl", rows)
     assert list(api.score(path, workers=2)) == list(api.score(path))

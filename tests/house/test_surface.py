@@ -24,7 +24,7 @@ SURFACE: dict[str, set[str]] = {
     "": {"--version"},
     "estimate": {*REQUEST, "--lengths", "--plot"},
     "recommend": {
-        *(REQUEST - {"--accept", "--explain"}), "--objective", "--max", "--devices", "--verify",
+        *(REQUEST - {"--accept", "--explain"}), "--objective", "--max", "--devices", "--verify", "--plot",
     },
     "trace": {*REQUEST, "--why", "--events", "--plot"},
     "score": {"file", "--engine", "--rows", "--workers"},

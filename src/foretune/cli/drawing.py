@@ -10,7 +10,7 @@ from foretune.units import format_bytes
 if TYPE_CHECKING:
     from foretune.api import EstimateAnswer, Fit, MemoryEstimate
     from foretune.contract import Origin, TrainingConfig
-    from foretune.memory import Change, Component
+    from foretune.memory import ByteRange, Change, Component
 
 __all__ = ["draw_estimate", "flags_of"]
 
@@ -130,7 +130,13 @@ def _components(needed: "MemoryEstimate", terminal: Terminal) -> Iterator[str]:
     for part in sorted(parts, key=lambda part: -part.num_bytes):
         bar = terminal.bar(part.num_bytes / total, max(min(BAR_WIDTH, terminal.width - 34), 0))
         yield f"  {_row(part.name, part.num_bytes)}  {terminal.paint(bar, 'cyan')}".rstrip()
-    yield f"  {_row('allocated', needed.allocated_bytes)}"
+    yield f"  {_row('allocated', needed.allocated_bytes)}  {_interval(needed.allocated_interval)}"
+
+
+def _interval(bounds: "ByteRange") -> str:
+    low, high = format_bytes(bounds.low_bytes), format_bytes(bounds.high_bytes)
+    number, unit = low.split()
+    return f"90 %: {number if high.endswith(unit) else low} to {high}"
 
 
 def _row(name: str, num_bytes: int) -> str:
@@ -142,11 +148,12 @@ def _need(needed: "MemoryEstimate", terminal: Terminal) -> Iterator[str]:
     context = needed.context
     is_known = context.low_bytes == context.high_bytes
     span = f"{format_bytes(context.low_bytes)} to {format_bytes(context.high_bytes)}: "
+    process = _interval(needed.process_interval)
     rows = (
-        ("reserved", needed.reserved_bytes, "by the allocator at its peak"),
+        ("reserved", needed.reserved_bytes, f"held by the allocator; {_interval(needed.reserved_interval)}"),
         ("context" if is_known else "context, at most", context.high_bytes, ("" if is_known else span) + context.basis),
         ("safety margin", needed.safety_margin_bytes, needed.safety_margin_basis),
-        ("need", needed.need_bytes, f"the process alone: about {format_bytes(needed.process_bytes)}"),
+        ("need", needed.need_bytes, f"process alone: {format_bytes(needed.process_bytes)}; {process}"),
     )
     for name, num_bytes, text in rows:
         row = f"  {_row(name, num_bytes)}"

@@ -27,7 +27,7 @@ EXAMPLES = [
     Example("How long may the rows be on this card?", "foretune recommend --model Qwen/Qwen2.5-7B --gpu 'RTX 3090'"),
     Example(
         "All weights if they fit, else adapters",
-        "foretune recommend --model Qwen/Qwen2.5-1.5B --vram 16 --objective full-if-it-fits",
+        "foretune recommend --model qwen2.5-1.5b --vram 16 --objective full-if-it-fits",
     ),
     Example(
         "The largest batch with these settings",
