@@ -210,7 +210,7 @@ def _prediction(row: Observation, asked: Asked, figures: _Figures) -> Prediction
         process_bytes=figures.process,
         interval=_interval(allocated, figures),
         verdict=figures.verdict,
-        measured=_readings(row.measured),
+        measured=_readings(row.measured) if row.outcome == "ok" else Readings(),
     )
 
 
