@@ -120,7 +120,8 @@ UNTOUCHED = """## What no measurement has touched
 The H200 was the first to touch bf16 eager attention, the fused optimizer, the chunked loss, torch's math attention in a
 new version, compute capability 9.0, and, traced with the measuring script's help, padded rows and expandable segments:
 in one run, on dense models of three families (Llama, Qwen2, Gemma 2) with two or four layers. Not touched on a GPU are
-compute capability 10.0 and later; experts, state space and hybrid models; and foretune's own step with an 8-bit
-optimizer or at full depth. No row is of the stack profiles {profiles} (foretune's own was measured on the libraries
-before its own). What an answer rests on without a measurement it names.
+compute capability 10.0 and later; experts, state space and hybrid models; an 8-bit base, DoRA on a quantized base and
+modules trained whole; and foretune's own step with an 8-bit optimizer or at full depth. No row is of the stack
+profiles {profiles} (foretune's own was measured on the libraries before its own). What an answer rests on without a
+measurement it names.
 """

@@ -3,10 +3,11 @@
 import ast
 import inspect
 import re
+from importlib import import_module
 from pathlib import Path
 
 import foretune
-from foretune.memory import PROFILES, allocator, ops
+from foretune.memory import PROFILES, allocator
 from foretune.memory.components import FORMULAS
 from foretune.memory.families import DECODERS
 from foretune.memory.interval import error_classes, intervals_around
@@ -37,6 +38,7 @@ RULE_FILES = {
     "Trainer": "runtime/trace/trainer.py",
     "TRL": "runtime/trace/trl_head.py",
 }
+OPERATIONS = ("ops", "pointwise", "strided", "rare_ops", "scans", "einsum", "complex", "experts")
 RULE_TEXT = """## Rules
 
 What CUDA allocates and tensors without data do not show. The first group is read by estimate and trace alike; the
@@ -47,7 +49,7 @@ has and another has not are fields of the profiles, below.
 PROFILE_TEXT = """## Stack profiles
 
 A profile says what one set of versions, a platform and a training loop do. It is keyed by these, never by a source of
-measurements or by a row. `foretune trace --stack NAME` runs one, `--stack installed` takes this machine's versions.
+measurements or by a row. `--stack NAME` takes one, `--stack installed` this machine's versions.
 """
 INTERVALS = """Around allocated, reserved and process stands where the truth lies with 90 %: as far as published rows
 of the same class were off. A class is the stack (described, or only the nearest) and how weights are loaded. Its range
@@ -142,11 +144,13 @@ def _allocator() -> str:
 
 def _operations() -> str:
     rows = []
-    for name in ops.__all__:
-        text = " ".join(_text(getattr(ops, name)).split()).replace("|", "\\|")
-        rows.append(f"| `{name}` | {text} |")
+    for home in OPERATIONS:
+        module = import_module(f"foretune.memory.{home}")
+        for name in module.__all__:
+            text = " ".join(_text(getattr(module, name)).split()).replace("|", "\\|")
+            rows.append(f"| {home} | `{name}` | {text} |")
     title = "## Operations\n\nn: elements of the result; s: bytes of one.\n"
-    head = f"{title}\n| operation | allocates, saves, allocates in backward |\n| --- | --- |"
+    head = f"{title}\n| in | operation | allocates, saves, allocates in backward |\n| --- | --- | --- |"
     return "\n".join([head, *rows, ""])
 
 

@@ -10,8 +10,9 @@ from memory.runs import all_layers, shape_of, templated
 from foretune.contract import TrainingConfig, build_config
 from foretune.errors import UnsupportedError
 from foretune.memory import estimate_memory
-from foretune.memory.experts import Experts, clamp, divide, divide_in_place, gated, gather_rows, sum_over, top_k
+from foretune.memory.experts import Experts, divide, divide_in_place, gated, gather_rows, sum_over, top_k
 from foretune.memory.ops import silu
+from foretune.memory.pointwise import clamp
 from foretune.memory.tape import DeviceRules, Tensor, recording
 from foretune.memory.templates import Recording
 

@@ -18,6 +18,8 @@ ROWS = golden("families.jsonl")
 CASES = [(row, run) for row in ROWS for run in row["runs"]]
 KNOWN = [(row, run) for row, run in CASES if "digest" in run]
 REFUSED = [(row, run) for row, run in CASES if "digest" not in run]
+WITHOUT_PROGRAM = {"qwen", "baichuan", "chatglm"}
+"""Their code is published with the checkpoints: nothing to hold the estimate against."""
 DEVICE = DeviceSpec(
     name="test", total_bytes=1 << 42, total_is="given", compute_capability="8.9", has_bf16=True, platform="linux"
 )
@@ -69,8 +71,8 @@ def test_what_is_not_estimated_is_refused_with_its_reason(row: dict[str, Any], r
         estimate_memory(config_of(run), shape_of(row["config"]), DEVICE)
 
 
-def test_every_family_of_transformers_has_its_rows() -> None:
-    assert set(DECODERS) - set(REMOTE_CODE_TYPES) - {row["model_type"] for row in ROWS} == set()
+def test_every_family_that_transformers_has_is_here() -> None:
+    assert set(DECODERS) - {row["model_type"] for row in ROWS} == set(REMOTE_CODE_TYPES) | WITHOUT_PROGRAM
 
 
 def test_nine_in_ten_programs_are_equal_and_the_rest_are_close() -> None:

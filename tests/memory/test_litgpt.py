@@ -9,8 +9,8 @@ from foretune.contract import TrainingConfig
 from foretune.errors import ConfigError, UnsupportedError
 from foretune.memory import PROFILES, estimate_memory
 from foretune.memory.estimate import record
-from foretune.memory.families.litgpt_ops import split
 from foretune.memory.ops import linear
+from foretune.memory.scans import split
 from foretune.memory.tape import Tensor, recording
 from foretune.memory.templates import Recording
 from foretune.models import ModelShape, litgpt_shape
@@ -134,7 +134,7 @@ def test_names_of_transformers_and_of_litgpt_mean_the_same() -> None:
         ({"gradient_checkpointing": True}, "checkpoints nothing on one device"),
         ({"precision": {"dtype": "bf16"}}, "have the format of its weights"),
         ({"attention": "eager"}, "attention is eager"),
-        ({"loss": "chunked"}, "has a loss of its own"),
+        ({"loss": "chunked"}, "has no chunked loss"),
     ],
 )
 def test_what_litgpt_leaves_no_choice_about_is_refused(changes: dict[str, Any], said: str) -> None:
@@ -167,6 +167,6 @@ def test_a_slice_of_rows_is_multiplied_without_a_copy_by_a_frozen_weight() -> No
         with recording(PROFILES["litgpt-0.4"].device_rules()._replace(cublas_bytes=0)) as tape:
             x, weight = Tensor((2, 20, 8), "bf16"), Tensor((16, 8), "bf16", needs_grad=is_trained)
             before = len(tape.events)
-            part = split(x, 1, (10, 10))[0]
+            part = split(x, (10, 10), 1)[0]
             linear(part, weight)
             assert [size for _, size in tape.events[before:] if size > 0] == births

@@ -13,7 +13,8 @@ from foretune.memory import PROFILES, estimate_memory
 from foretune.memory.einsum import einsum
 from foretune.memory.layout import contiguous_strides
 from foretune.memory.ops import transpose
-from foretune.memory.scans import conv1d, pad, set_select, softplus, solve_triangular, split
+from foretune.memory.pointwise import softplus
+from foretune.memory.scans import conv1d, pad, set_select, solve_triangular, split
 from foretune.memory.stack import FORETUNE
 from foretune.memory.tape import DeviceRules, Tensor, backward, recording
 from foretune.memory.templates import Recording

@@ -1,7 +1,8 @@
 """Activations of several kernels (transformers/activations.py, and Bloom's own)."""
 
 from foretune.memory.ops import add, add_scalar, like, mul, relu, scale, square, tanh
-from foretune.memory.rare_ops import expm1, minimum, softplus, sub, where
+from foretune.memory.pointwise import softplus, subtract
+from foretune.memory.rare_ops import expm1, minimum, where
 from foretune.memory.tape import Grads, Node, Tensor, attach, current, node_for
 
 __all__ = ["Xielu", "bloom_gelu", "relu_squared"]
@@ -60,5 +61,5 @@ class Xielu:
         return where(
             like(x, "bool"),
             add(mul(mul(alpha_p, x), x), mul(self.beta, x)),
-            add(mul(sub(expm1(minimum(x, self.eps)), x), alpha_n), mul(self.beta, x)),
+            add(mul(subtract(expm1(minimum(x, self.eps)), x), alpha_n), mul(self.beta, x)),
         )

@@ -2,7 +2,7 @@
 
 from foretune.memory.layout import numel
 from foretune.memory.ops import bmm, reshape, unsqueeze, view
-from foretune.memory.scans import permute
+from foretune.memory.strided import permute
 from foretune.memory.tape import Tensor
 
 __all__ = ["einsum"]

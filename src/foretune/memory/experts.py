@@ -8,7 +8,7 @@ expert decides nothing: every array has T*k rows, sorted by expert.
 from collections.abc import Callable
 
 from foretune.memory.blocks import Module, call
-from foretune.memory.layout import Shape, iterator_strides, numel
+from foretune.memory.layout import Shape, numel
 from foretune.memory.ops import (
     add_in_place,
     expand,
@@ -17,44 +17,33 @@ from foretune.memory.ops import (
     product,
     reshape,
     split_last,
-    tanh,
     to,
     transpose,
     unsqueeze,
     view,
     widened,
 )
-from foretune.memory.tape import ITEM_BYTES, Formula, Grads, Node, Tensor, attach, current, like_iterator, node_for
+from foretune.memory.tape import ITEM_BYTES, Grads, Node, Tensor, attach, current, like_iterator, node_for
 
 __all__ = [
     "Experts",
-    "clamp",
-    "clamp_in_place",
     "divide",
     "divide_in_place",
     "gated",
     "gather_last",
     "gather_rows",
     "grouped_product",
-    "masked_fill",
     "max_last",
     "repeat_rows",
     "scatter_in_place",
     "scatter_value",
-    "sigmoid",
     "sort",
-    "subtract",
     "sum_over",
     "top_k",
 ]
 
 
 # ------------------------------------------------------------------ what routers need
-def sigmoid(t: Tensor) -> Tensor:
-    """n*s; saves the result; backward n*s."""
-    return tanh(t)
-
-
 def top_k(t: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest of the last dimension: values (n*s) and indices (8n); saves the indices; backward fills a tensor
     of t's shape with zeros and the gradient."""
@@ -74,17 +63,6 @@ def top_k(t: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def max_last(t: Tensor) -> tuple[Tensor, Tensor]:
     """max(-1, keepdim): values (n*s) and indices (8n); saves and computes as top_k."""
     return top_k(t, 1)
-
-
-def subtract(a: Tensor, b: Tensor) -> Tensor:
-    """a - b: n*s; backward passes the gradient on to a, and negated to b (n*s)."""
-
-    def formula(grads: Grads, node: Node) -> Grads:
-        grad, (first, second) = _only(grads), node.edges
-        second_grad = like(grad) if second else None
-        return [grad if first else None, second_grad]
-
-    return attach(node_for(formula, a, b), like_iterator(a, b))
 
 
 def sum_over(t: Tensor, dim: int, *, keepdim: bool = False) -> Tensor:
@@ -135,38 +113,6 @@ def divide_in_place(a: Tensor, b: Tensor) -> Tensor:
     return attach(node, a.detach())
 
 
-def _clamp_grad(num_bounds: int) -> Formula:
-    def formula(grads: Grads, node: Node, t: Tensor) -> Grads:
-        grad = _only(grads)
-        zero = Tensor((), grad.dtype)
-        masks = [like(t, "bool") for _ in range(num_bounds)]  # the second is joined to the first in place
-        out = Tensor(t.shape, grad.dtype, iterator_strides(t.shape, [masks[0], grad]))
-        while masks:
-            masks.pop()
-        del zero
-        return [out]
-
-    return formula
-
-
-def clamp(t: Tensor, num_bounds: int = 1) -> Tensor:
-    """clamp by one bound or two: n*s; saves the input; backward n*s, beside a zero and which values were within (n
-    bytes for each bound)."""
-    node = node_for(_clamp_grad(num_bounds), t)
-    if node:
-        node.save(t)
-    return attach(node, like(t))
-
-
-def clamp_in_place(t: Tensor, num_bounds: int = 2) -> Tensor:
-    """t keeps its storage; saves a copy of what it was (n*s); backward as clamp."""
-    node = node_for(_clamp_grad(num_bounds), t)
-    if node is None:
-        return t
-    node.save(like(t))
-    return attach(node, t.detach())
-
-
 def gather_last(t: Tensor, index: Tensor) -> Tensor:
     """gather on the last dimension: n*s; saves the index and t; backward fills a tensor of t's shape with zeros and
     adds the gradient to it in place."""
@@ -205,14 +151,6 @@ def repeat_rows(t: Tensor, times: int) -> Tensor:
         return [sum_over(view(_only(grads), times, rows, width), 0)]
 
     return attach(node_for(formula, t), Tensor((times * rows, width), t.dtype))
-
-
-def masked_fill(t: Tensor, mask: Tensor) -> Tensor:
-    """n*s; saves the mask; backward n*s."""
-    node = node_for(lambda grads, node, mask: (like(_only(grads)),), t)
-    if node:
-        node.save(mask)
-    return attach(node, like(t))
 
 
 # ------------------------------------------------------------------ what experts need

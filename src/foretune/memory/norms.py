@@ -3,7 +3,7 @@
 from foretune.memory import ops
 from foretune.memory.blocks import LayerNorm, call
 from foretune.memory.ops import add_scalar, mean_last, mul, rsqrt, square, to
-from foretune.memory.rare_ops import sub
+from foretune.memory.pointwise import subtract
 from foretune.memory.tape import Grads, Node, Tensor, attach, node_for
 
 __all__ = ["BareLayerNorm", "BareRmsNorm", "CohereNorm", "HeliumNorm", "LayerNormPlusOne", "NormPerHead"]
@@ -19,8 +19,8 @@ class CohereNorm:
         input_dtype = hidden_states.dtype
         hidden_states = to(hidden_states, "f32")
         mean = mean_last(hidden_states)
-        variance = mean_last(square(sub(hidden_states, mean)))
-        hidden_states = mul(sub(hidden_states, mean), rsqrt(add_scalar(variance)))
+        variance = mean_last(square(subtract(hidden_states, mean)))
+        hidden_states = mul(subtract(hidden_states, mean), rsqrt(add_scalar(variance)))
         hidden_states = mul(to(self.weight, "f32"), hidden_states)
         return to(hidden_states, input_dtype)
 

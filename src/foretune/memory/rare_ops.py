@@ -7,18 +7,11 @@ from foretune.memory.tape import Grads, Node, Tensor, attach, current, like_iter
 
 __all__ = [
     "baddbmm",
-    "clamp",
-    "clamp_in_place",
     "expm1",
     "logsumexp",
-    "masked_fill",
     "maximum",
     "minimum",
     "scale_in_place",
-    "select",
-    "sigmoid",
-    "softplus",
-    "sub",
     "where",
 ]
 
@@ -27,15 +20,6 @@ def _grad(grads: Grads) -> Tensor:
     grad = grads[0]
     assert grad is not None
     return grad
-
-
-def select(t: Tensor, dim: int) -> Tensor:
-    """t[..., i, :]: a view; backward fills a tensor of t's shape with zeros and the gradient."""
-    full, dtype = t.shape, t.dtype
-    node = node_for(lambda grads, node: (Tensor(full, dtype),), t)
-    shape, strides = list(t.shape), list(t.strides)
-    del shape[dim], strides[dim]
-    return attach(node, t.view_as(tuple(shape), tuple(strides)))
 
 
 def _where_numbers(condition: Tensor, grad: Tensor) -> Tensor:
@@ -66,14 +50,6 @@ def where(condition: Tensor, t: Tensor, other: Tensor) -> Tensor:
     return attach(node, like(t))
 
 
-def masked_fill(t: Tensor, mask: Tensor) -> Tensor:
-    """n*s; saves the mask; backward n*s."""
-    node = node_for(lambda grads, node, saved: (like(_grad(grads)),), t)
-    if node:
-        node.save(mask)
-    return attach(node, like(t))
-
-
 def maximum(t: Tensor, other: Tensor) -> Tensor:
     """max(t, other), other a number on the device: n*s; saves both; backward compares, halves, chooses and fills."""
 
@@ -95,14 +71,6 @@ def maximum(t: Tensor, other: Tensor) -> Tensor:
 def minimum(t: Tensor, other: Tensor) -> Tensor:
     """As maximum."""
     return maximum(t, other)
-
-
-def softplus(t: Tensor) -> Tensor:
-    """n*s; saves the input; backward n*s."""
-    node = node_for(lambda grads, node, saved: (like_iterator(_grad(grads), saved),), t)
-    if node:
-        node.save(t)
-    return attach(node, like(t))
 
 
 def expm1(t: Tensor) -> Tensor:
@@ -145,43 +113,6 @@ def baddbmm(t: Tensor, batch1: Tensor, batch2: Tensor) -> Tensor:
     return attach(node, out)
 
 
-def _clamp_grad(grads: Grads, node: Node, saved: Tensor) -> Grads:
-    """(self >= min).logical_and_(self <= max), then where: the arguments of C++ are made from the last to the first."""
-    zero = Tensor((), saved.dtype)
-    inside = like(saved, "bool")
-    below = like(saved, "bool")
-    out = like(_grad(grads))
-    del below, inside, zero
-    return [out]
-
-
-def clamp(t: Tensor) -> Tensor:
-    """clamp between two numbers: n*s; saves the input; backward compares twice and chooses."""
-    node = node_for(_clamp_grad, t)
-    if node:
-        node.save(t)
-    return attach(node, like(t))
-
-
-def clamp_in_place(t: Tensor) -> Tensor:
-    """clamp_: nothing, or, where a gradient flows, a copy of the input to save."""
-    node = node_for(_clamp_grad, t)
-    if node is None:
-        return t
-    node.save(like(t))
-    return attach(node, t.detach())
-
-
-def _sub_grad(grads: Grads, node: Node) -> Grads:
-    other = like(grads[0]) if node.edges[1] and grads[0] is not None else None
-    return [grads[0], other]
-
-
-def sub(a: Tensor, b: Tensor) -> Tensor:
-    """n*s in the promoted dtype; backward n*s for b (then the engine's sum to a broadcast shape)."""
-    return attach(node_for(_sub_grad, a, b), like_iterator(a, b))
-
-
 def logsumexp(t: Tensor) -> Tensor:
     """logsumexp(-1): rows*s, after the rows' maxima and n*s for what lies below them; saves input and result; backward
     n*s twice beside the gradient (aten/src/ATen/native/ReduceOps.cpp, logsumexp_out_impl)."""
@@ -204,13 +135,4 @@ def logsumexp(t: Tensor) -> Tensor:
     del below, maxima
     if node:
         node.save(t, out.detach())
-    return attach(node, out)
-
-
-def sigmoid(t: Tensor) -> Tensor:
-    """n*s; saves the result; backward n*s."""
-    node = node_for(lambda grads, node, result: (like_iterator(_grad(grads), result),), t)
-    out = like(t)
-    if node:
-        node.save(out.detach())
     return attach(node, out)

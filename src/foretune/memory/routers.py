@@ -2,8 +2,9 @@
 
 from foretune.memory.blocks import softmax_f32
 from foretune.memory.decoder import Modules
-from foretune.memory.experts import divide_in_place, gather_last, masked_fill, sigmoid, sum_over, top_k
+from foretune.memory.experts import divide_in_place, gather_last, sum_over, top_k
 from foretune.memory.ops import add, add_scalar, expand, like, linear, reshape, scale, to, unsqueeze, view
+from foretune.memory.pointwise import masked_fill, sigmoid
 from foretune.memory.tape import Tensor
 
 __all__ = ["GroupedRouter", "Routing", "TopKRouter"]

@@ -6,30 +6,22 @@ the number of elements of the result, s its item size.
 
 from collections.abc import Callable, Sequence
 
-from foretune.memory.layout import Shape, broadcast_shape, iterator_strides, numel
+from foretune.memory.layout import Shape, broadcast_shape, numel
 from foretune.memory.ops import bmm, clone, expand, like, lowered, narrow, reshape, to, unsqueeze, view
-from foretune.memory.tape import Grads, Node, Tensor, attach, current, like_iterator, node_for, promote
+from foretune.memory.tape import Grads, Node, Tensor, attach, current, node_for, promote
 
 __all__ = [
     "cat",
     "causal_conv1d",
-    "clamp",
     "conv1d",
     "cumsum",
-    "exp",
-    "masked_fill",
     "matmul",
     "pad",
-    "permute",
     "repeat_interleave",
-    "select",
     "set_select",
-    "sigmoid",
-    "softplus",
     "solve_triangular",
     "split",
     "squeeze",
-    "sub",
     "sum_last",
     "to_contiguous",
 ]
@@ -59,13 +51,6 @@ def squeeze(t: Tensor, dim: int) -> Tensor:
     return view(t, *_without(t.shape, dim))
 
 
-def select(t: Tensor, dim: int) -> Tensor:
-    """t[..., i, ...]: a view; backward fills a tensor of t's shape with zeros and the gradient."""
-    full, dtype = t.shape, t.dtype
-    node = node_for(lambda grads, node: (Tensor(full, dtype),), t)
-    return attach(node, t.view_as(_without(t.shape, dim), _without(t.strides, dim)))
-
-
 def set_select(base: Tensor, dim: int, src: Tensor) -> None:
     """base[..., i, ...] = src: nothing; base takes its place in the graph. Backward copies the gradient of all of base
     (n*s), then the part that was written, and zeros in its place where base had a gradient before (CopySlices)."""
@@ -83,15 +68,6 @@ def set_select(base: Tensor, dim: int, src: Tensor) -> None:
     node = node_for(formula, base, src)
     if node:
         base.needs_grad, base.edge = True, (node, 0)
-
-
-def permute(t: Tensor, *dims: int) -> Tensor:
-    """Allocates nothing, in backward neither."""
-    rank = len(t.shape)
-    order = [dim % rank for dim in dims]
-    back = [order.index(dim) for dim in range(rank)]
-    node = node_for(lambda grads, node: (permute(_only(grads), *back),), t)
-    return attach(node, t.view_as(tuple(t.shape[dim] for dim in order), tuple(t.strides[dim] for dim in order)))
 
 
 def repeat_interleave(t: Tensor, n: int, dim: int) -> Tensor:
@@ -167,67 +143,6 @@ def cat(parts: Sequence[Tensor], dim: int) -> Tensor:
 
 
 # ------------------------------------------------------------------ elementwise
-def sub(a: Tensor, b: Tensor) -> Tensor:
-    """n*s; backward n*s for the negated gradient (then the sums to a broadcast shape)."""
-
-    def formula(grads: Grads, node: Node) -> Grads:
-        return [grads[0], like(_only(grads)) if node.edges[1] else None]
-
-    return attach(node_for(formula, a, b), like_iterator(a, b))
-
-
-def _saves_result(t: Tensor) -> Tensor:
-    node = node_for(lambda grads, node, result: (like_iterator(_only(grads), result),), t)
-    out = like(t)
-    if node:
-        node.save(out.detach())
-    return attach(node, out)
-
-
-def exp(t: Tensor) -> Tensor:
-    """n*s; saves the result; backward n*s."""
-    return _saves_result(t)
-
-
-def sigmoid(t: Tensor) -> Tensor:
-    """n*s; saves the result; backward n*s."""
-    return _saves_result(t)
-
-
-def softplus(t: Tensor) -> Tensor:
-    """n*s; saves the input; backward n*s."""
-    node = node_for(lambda grads, node, x: (like_iterator(_only(grads), x),), t)
-    if node:
-        node.save(t)
-    return attach(node, like(t))
-
-
-def masked_fill(t: Tensor, mask: Tensor) -> Tensor:
-    """n*s, contiguous; saves the mask; backward n*s, contiguous."""
-    node = node_for(lambda grads, node, mask: (Tensor(_only(grads).shape, _only(grads).dtype),), t)
-    if node:
-        node.save(mask)
-    return attach(node, Tensor(t.shape, t.dtype))
-
-
-def _clamp_grad(grads: Grads, node: Node, t: Tensor) -> Grads:
-    grad = _only(grads)
-    zero = Tensor((), grad.dtype)
-    above = like(t, "bool")
-    below = like(t, "bool")
-    out = Tensor(grad.shape, grad.dtype, iterator_strides(grad.shape, [above, grad]))
-    del below, above, zero
-    return [out]
-
-
-def clamp(t: Tensor) -> Tensor:
-    """clamp(least, most): n*s; saves the input; backward a zero, which entries lie inside (a byte each, twice), n*s."""
-    node = node_for(_clamp_grad, t)
-    if node:
-        node.save(t)
-    return attach(node, like(t))
-
-
 def sum_last(t: Tensor) -> Tensor:
     """sum(-1, keepdim): rows*s and what a long sum is divided into; backward a view of the gradient."""
     shape = t.shape

@@ -22,7 +22,6 @@ from foretune.memory.tape import (
 __all__ = [
     "add_to_rows",
     "add_to_view",
-    "clamp",
     "copy_to_last",
     "mean_first",
     "mul_in_place",
@@ -33,7 +32,6 @@ __all__ = [
     "sqrt",
     "stack",
     "std_last",
-    "subtract",
     "where",
 ]
 
@@ -52,13 +50,14 @@ def permuted(t: Tensor, dims: Sequence[int]) -> Tensor:
 
 def permute(t: Tensor, *dims: int) -> Tensor:
     """Allocates nothing, in backward neither."""
-    inverse = tuple(dims.index(d) for d in range(len(dims)))
-    return attach(node_for(lambda grads, node: (permute(_only(grads), *inverse),), t), permuted(t, dims))
+    order = [dim % len(t.shape) for dim in dims]
+    inverse = tuple(order.index(dim) for dim in range(len(order)))
+    return attach(node_for(lambda grads, node: (permute(_only(grads), *inverse),), t), permuted(t, order))
 
 
 def select(t: Tensor, dim: int) -> Tensor:
-    """t[i] along a dimension: a view; backward fills a tensor of t's shape."""
-    full, dtype = t.shape, t.dtype
+    """t[..., i, ...]: a view; backward fills a tensor of t's shape with zeros and the gradient."""
+    full, dtype, dim = t.shape, t.dtype, dim % len(t.shape)
     node = node_for(lambda grads, node: (Tensor(full, dtype),), t)
     return attach(node, t.view_as(full[:dim] + full[dim + 1 :], t.strides[:dim] + t.strides[dim + 1 :]))
 
@@ -75,17 +74,6 @@ def stack(parts: Sequence[Tensor]) -> Tensor:
 
 
 # ------------------------------------------------------------------ elementwise
-def subtract(a: Tensor, b: Tensor) -> Tensor:
-    """n*s; backward passes the gradient on, and negates it for b (n*s)."""
-
-    def formula(grads: Grads, node: Node) -> Grads:
-        first, second = node.edges
-        other_grad = like(_only(grads)) if second else None
-        return [grads[0] if first else None, other_grad]
-
-    return attach(node_for(formula, a, b), like_iterator(a, b))
-
-
 def _power_grad(grads: Grads, node: Node, t: Tensor) -> Grads:
     power = like(t)
     scaled = like(power)
@@ -116,24 +104,6 @@ def sqrt(t: Tensor) -> Tensor:
     if node:
         node.save(out.detach())
     return attach(node, out)
-
-
-def clamp(t: Tensor, *, num_bounds: int = 1) -> Tensor:
-    """clamp: n*s; saves the input; backward makes a zero, a mask of n bytes for each bound and the result."""
-
-    def formula(grads: Grads, node: Node, t: Tensor) -> Grads:
-        zero = Tensor((), t.dtype)
-        masks = [like(t, "bool") for _ in range(num_bounds)]
-        out = like_iterator(_only(grads), zero)
-        while masks:
-            masks.pop()
-        del zero
-        return [out]
-
-    node = node_for(formula, t)
-    if node:
-        node.save(t)
-    return attach(node, like(t))
 
 
 def where(condition: Tensor, a: Tensor | None, b: Tensor) -> Tensor:

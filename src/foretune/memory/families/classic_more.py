@@ -10,7 +10,7 @@ from foretune.memory.families.dense import PhiAttention
 from foretune.memory.families.llama import LlamaLayer
 from foretune.memory.layout import numel
 from foretune.memory.ops import add, cat_last, contiguous, dropout, mul, narrow, reshape, to, transpose, unsqueeze, view
-from foretune.memory.rare_ops import select
+from foretune.memory.strided import select
 from foretune.memory.tape import Tensor
 from foretune.models import DecoderTraits
 

@@ -6,11 +6,12 @@ from typing import Any, ClassVar
 
 from foretune.memory import ops
 from foretune.memory.decoder import Modules
-from foretune.memory.experts import masked_fill, top_k
+from foretune.memory.experts import top_k
 from foretune.memory.families.latent import LatentAttentionV2
 from foretune.memory.families.moe_shared import SharedExpertsDecoder
 from foretune.memory.layout import numel
 from foretune.memory.ops import expand, like, linear, reshape, scale, to, unsqueeze, view
+from foretune.memory.pointwise import masked_fill
 from foretune.memory.routers import Routing
 from foretune.memory.tape import Grads, Node, Tensor, attach, like_iterator, node_for
 from foretune.models import DecoderTraits

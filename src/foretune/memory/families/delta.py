@@ -32,26 +32,22 @@ from foretune.memory.ops import (
     unsqueeze,
     view,
 )
+from foretune.memory.pointwise import exp, masked_fill, sigmoid, softplus, subtract
 from foretune.memory.routers import TopKRouter
 from foretune.memory.scans import (
     causal_conv1d,
     cumsum,
-    exp,
-    masked_fill,
     matmul,
     pad,
     repeat_interleave,
-    select,
     set_select,
-    sigmoid,
-    softplus,
     solve_triangular,
     split,
     squeeze,
-    sub,
     sum_last,
     to_contiguous,
 )
+from foretune.memory.strided import select
 from foretune.memory.tape import Tensor
 
 __all__ = ["DeltaNet", "Qwen3NextDecoder", "Qwen35Decoder"]
@@ -93,7 +89,7 @@ def chunk_gated_delta_rule(query: Tensor, key: Tensor, value: Tensor, g: Tensor,
     decay = reshape(decay, (*decay.shape[:2], num_chunks, CHUNK))
     strictly_upper_mask = _upper_triangle(Tensor((CHUNK, CHUNK), "bool"))
     cum_decay = cumsum(decay)
-    pairwise_decay = sub(unsqueeze(cum_decay, 4), unsqueeze(cum_decay, 3))
+    pairwise_decay = subtract(unsqueeze(cum_decay, 4), unsqueeze(cum_decay, 3))
     pairwise_decay = masked_fill(pairwise_decay, strictly_upper_mask)
     pairwise_decay = exp(pairwise_decay)
     ut_system = mul(matmul(k_beta, transpose(key, -1, -2)), pairwise_decay)
@@ -104,10 +100,10 @@ def chunk_gated_delta_rule(query: Tensor, key: Tensor, value: Tensor, g: Tensor,
     last_recurrent_state = Tensor((batch_size, num_v_heads, k_head_dim, v_head_dim), "f32")
     core_attn_out = like(new_values)
     query = mul(query, unsqueeze(exp(cum_decay), 4))
-    key = mul(key, unsqueeze(exp(sub(narrow(cum_decay, -1, 1), cum_decay)), 4))
+    key = mul(key, unsqueeze(exp(subtract(narrow(cum_decay, -1, 1), cum_decay)), 4))
     chunk_decay = unsqueeze(unsqueeze(exp(select(cum_decay, -1)), 3), 4)
     for _ in range(num_chunks):
-        v_new = sub(select(new_values, 2), matmul(select(k_cumdecay, 2), last_recurrent_state))
+        v_new = subtract(select(new_values, 2), matmul(select(k_cumdecay, 2), last_recurrent_state))
         inter_chunk_attn = matmul(select(query, 2), last_recurrent_state)
         set_select(core_attn_out, 2, add(inter_chunk_attn, matmul(select(intra_chunk_attn, 2), v_new)))
         last_recurrent_state = add(

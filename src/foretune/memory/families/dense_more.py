@@ -9,7 +9,6 @@ from foretune.memory import blocks
 from foretune.memory.activations import Xielu
 from foretune.memory.blocks import GatedMlp, LayerNorm, Module, PlainMlp, RmsNorm, call
 from foretune.memory.decoder import Layer, Modules, RunOptions
-from foretune.memory.experts import clamp_in_place
 from foretune.memory.families.classic import LayerNormDecoder
 from foretune.memory.families.gemma import Gemma2Decoder
 from foretune.memory.families.llama import (
@@ -22,6 +21,7 @@ from foretune.memory.families.llama import (
 )
 from foretune.memory.norms import BareLayerNorm, BareRmsNorm, LayerNormPlusOne
 from foretune.memory.ops import add_scalar, cat_last, dropout, like, mul, narrow, scale, to, transpose, unsqueeze, view
+from foretune.memory.pointwise import clamp_in_place
 from foretune.memory.tape import Tensor
 from foretune.models import DecoderTraits
 

@@ -7,7 +7,8 @@ from foretune.memory.blocks import MatmulLinear, Module, PlainMlp, call
 from foretune.memory.decoder import Cache, Layer, Modules, RunOptions
 from foretune.memory.families.scoped import ScopedDecoder
 from foretune.memory.ops import add, add_scalar, dropout, reshape, to, transpose, unsqueeze, view
-from foretune.memory.rare_ops import scale_in_place, select
+from foretune.memory.rare_ops import scale_in_place
+from foretune.memory.strided import select
 from foretune.memory.tape import Tensor
 from foretune.models import DecoderTraits
 

@@ -16,10 +16,10 @@ from foretune.memory.families.gemma_shared import (
     SharingLayer,
 )
 from foretune.memory.ops import add, add_scalar, clone, contiguous, mul, reshape, scale, to, unsqueeze
+from foretune.memory.pointwise import clamp, subtract
 from foretune.memory.strided import (
     add_to_rows,
     add_to_view,
-    clamp,
     mean_first,
     mul_in_place,
     permute,
@@ -30,7 +30,6 @@ from foretune.memory.strided import (
     sqrt,
     stack,
     std_last,
-    subtract,
 )
 from foretune.memory.tape import Tensor, current
 from foretune.models import DecoderTraits

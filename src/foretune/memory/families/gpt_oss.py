@@ -4,7 +4,7 @@ from typing import Any
 
 from foretune.memory.blocks import Module, call
 from foretune.memory.decoder import Modules, RunOptions
-from foretune.memory.experts import Experts, clamp, max_last, sigmoid, subtract, top_k
+from foretune.memory.experts import Experts, max_last, top_k
 from foretune.memory.families.llama import LlamaAttention, LlamaLayer, SlidingDecoder
 from foretune.memory.interleaved import every_other
 from foretune.memory.ops import (
@@ -28,6 +28,7 @@ from foretune.memory.ops import (
     transpose,
     unsqueeze,
 )
+from foretune.memory.pointwise import clamp, sigmoid, subtract
 from foretune.memory.routers import Routing
 from foretune.memory.tape import Tensor
 

@@ -8,7 +8,8 @@ from foretune.memory.families.dense import GraniteDecoder
 from foretune.memory.families.dense_more import MinistralDecoder
 from foretune.memory.families.llama import LlamaAttention
 from foretune.memory.ops import add, contiguous, dropout, mul, repeat_heads, scale, to, transpose, unsqueeze, view
-from foretune.memory.rare_ops import logsumexp, sigmoid, sub
+from foretune.memory.pointwise import sigmoid, subtract
+from foretune.memory.rare_ops import logsumexp
 from foretune.memory.tape import Tensor
 from foretune.models import DecoderTraits
 
@@ -35,7 +36,7 @@ class GraniteSwaAttention(LlamaAttention):
         if mask is not None:
             attn_weights = add(attn_weights, mask)
         lse = logsumexp(attn_weights)
-        sink_scale = sigmoid(to(sub(lse, view(self.sinks, 1, -1, 1)), "f32"))
+        sink_scale = sigmoid(to(subtract(lse, view(self.sinks, 1, -1, 1)), "f32"))
         attn_weights = to(blocks.softmax_f32(attn_weights), query.dtype)
         attn_weights = dropout(attn_weights, self.probability)
         attn_output = ops.matmul4(attn_weights, value_states)

@@ -8,11 +8,12 @@ from typing import Any
 
 from foretune.memory.blocks import GatedMlp, Module, RmsNorm, call
 from foretune.memory.decoder import Cache, Layer, Modules, RunOptions
-from foretune.memory.experts import divide, gather_last, sigmoid, sum_over, top_k
+from foretune.memory.experts import divide, gather_last, sum_over, top_k
 from foretune.memory.families.llama import LlamaAttention, SlidingDecoder
 from foretune.memory.families.moe import make_experts
 from foretune.memory.layout import numel
 from foretune.memory.ops import add, add_scalar, contiguous, linear, mul, reshape, scale, silu, to, transpose, view
+from foretune.memory.pointwise import sigmoid
 from foretune.memory.scans import causal_conv1d, split, squeeze
 from foretune.memory.tape import Tensor
 from foretune.models import DecoderTraits

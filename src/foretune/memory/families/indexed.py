@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from foretune.memory import blocks, ops
 from foretune.memory.blocks import LayerNorm, call
 from foretune.memory.decoder import Cache, Layer, Modules, RunOptions
-from foretune.memory.experts import masked_fill, top_k
+from foretune.memory.experts import top_k
 from foretune.memory.families.latent import DeepseekV3Decoder, LatentAttention, apply_rotary_interleave
 from foretune.memory.families.llama import LlamaLayer
 from foretune.memory.layout import numel
@@ -26,6 +26,7 @@ from foretune.memory.ops import (
     unsqueeze,
     view,
 )
+from foretune.memory.pointwise import masked_fill
 from foretune.memory.strided import select
 from foretune.memory.tape import Tensor, current, like_iterator
 from foretune.models import ModelShape

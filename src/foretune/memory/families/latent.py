@@ -27,7 +27,8 @@ from foretune.memory.ops import (
     unsqueeze,
     view,
 )
-from foretune.memory.strided import copy_to_last, subtract
+from foretune.memory.pointwise import subtract
+from foretune.memory.strided import copy_to_last
 from foretune.memory.tape import Tensor
 from foretune.models import DecoderTraits
 

@@ -11,14 +11,7 @@ from foretune.memory import blocks, ops
 from foretune.memory.adapters import Adapter
 from foretune.memory.blocks import LayerNorm, Module, call
 from foretune.memory.decoder import Decoder, Layer, Modules, RunOptions
-from foretune.memory.families.litgpt_ops import (
-    cat,
-    convolve,
-    index_copy,
-    index_copy_in_place,
-    permute,
-    split,
-)
+from foretune.memory.families.litgpt_ops import convolve, index_copy, index_copy_in_place
 from foretune.memory.layout import numel
 from foretune.memory.ops import (
     add,
@@ -42,6 +35,8 @@ from foretune.memory.ops import (
     unsqueeze,
     view,
 )
+from foretune.memory.scans import cat, split
+from foretune.memory.strided import permute
 from foretune.memory.tape import Tensor, current
 from foretune.models import DecoderTraits
 
@@ -100,8 +95,8 @@ class LitGptQkvLora:
         if not self.is_grouped:
             return convolve(input, weight)
         rank = weight.shape[1]
-        input_splitted = split(input, 1, [rank] * len(self.parts))
-        weight_splitted = split(weight, 0, self.parts)
+        input_splitted = split(input, [rank] * len(self.parts), 1)
+        weight_splitted = split(weight, self.parts, 0)
         return cat([convolve(a, b) for a, b in zip(input_splitted, weight_splitted, strict=True)], 1)
 
     def _zero_pad(self, x: Tensor) -> Tensor:
@@ -202,8 +197,8 @@ class LitGptAttention:
         qkv = call(self.attn, x)
         total_qkv = self.q_per_kv + 2
         qkv = view(qkv, b, t, self.n_query_groups, total_qkv, self.head_size)
-        qkv = permute(qkv, (0, 2, 3, 1, 4))
-        q, k, v = split(qkv, 2, (self.q_per_kv, 1, 1))
+        qkv = permute(qkv, 0, 2, 3, 1, 4)
+        q, k, v = split(qkv, (self.q_per_kv, 1, 1), 2)
         if self.q_per_kv != 1:
             k = ops.expand(k, (b, self.n_query_groups, self.q_per_kv, t, self.head_size))
             v = ops.expand(v, (b, self.n_query_groups, self.q_per_kv, t, self.head_size))

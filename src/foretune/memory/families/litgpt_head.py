@@ -7,10 +7,11 @@ the graph and all that it holds: bitsandbytes' 4-bit product keeps its input the
 from typing import Any
 
 from foretune.memory.blocks import Module, call
-from foretune.memory.families.litgpt_ops import cross_entropies, flat, mean_of, split
+from foretune.memory.families.litgpt_ops import cross_entropies, flat, mean_of
 from foretune.memory.head import Backbone
 from foretune.memory.layout import numel
 from foretune.memory.ops import narrow, reshape, scale, split_rows, tanh, to
+from foretune.memory.scans import split
 from foretune.memory.tape import Tensor, current, drop_graph
 
 __all__ = ["LitGptHead"]
@@ -54,7 +55,7 @@ class LitGptHead:
             if self.is_chunked:
                 length = x.shape[1]
                 sizes = [min(CHUNK_TOKENS, length - start) for start in range(0, length, CHUNK_TOKENS)]
-                return [call(self.lm_head, x_i) for x_i in split(x, 1, sizes)]
+                return [call(self.lm_head, x_i) for x_i in split(x, sizes, 1)]
             x = call(self.lm_head, x)
             if self.has_softcap:
                 x = scale(tanh(scale(x)))
@@ -75,7 +76,7 @@ class LitGptHead:
         targets = targets.view_as((targets.shape[0], targets.shape[1] - 1), targets.strides)
         logit_chunks = [flat(chunk) for chunk in logits]
         columns = [chunk.shape[1] for chunk in logits]
-        target_chunks = [reshape(chunk, (numel(chunk.shape),)) for chunk in split(targets, 1, columns)]
+        target_chunks = [reshape(chunk, (numel(chunk.shape),)) for chunk in split(targets, columns, 1)]
         losses = [cross_entropies(chunk, target) for chunk, target in zip(logit_chunks, target_chunks, strict=True)]
         return mean_of(losses, targets)
 

@@ -1,23 +1,21 @@
-"""Operations that litgpt's own model code needs beside the common ones: permutations, splits of any dimension, the
-padding of adapters' products, convolutions that stand for matrix products, losses that are not reduced.
+"""Operations that litgpt's own model code needs beside the common ones: the padding of adapters' products,
+convolutions that stand for matrix products, losses that are not reduced.
 """
 
 from collections.abc import Sequence
 
-from foretune.memory.layout import Shape, numel
+from foretune.memory.layout import numel
 from foretune.memory.ops import clone, contiguous, reshape
+from foretune.memory.scans import cat
 from foretune.memory.tape import Grads, Node, Tensor, attach, current, node_for
 
 __all__ = [
-    "cat",
     "convolve",
     "cross_entropies",
     "flat",
     "index_copy",
     "index_copy_in_place",
     "mean_of",
-    "permute",
-    "split",
 ]
 
 
@@ -25,42 +23,6 @@ def _only(grads: Grads) -> Tensor:
     grad = grads[0]
     assert grad is not None
     return grad
-
-
-def _resized(shape: Shape, dim: int, size: int) -> Shape:
-    return (*shape[:dim], size, *shape[dim + 1 :])
-
-
-def permute(t: Tensor, order: Sequence[int]) -> Tensor:
-    """Allocates nothing, in backward neither."""
-
-    def moved(values: Shape, order: Sequence[int]) -> Shape:
-        return tuple(values[i] for i in order)
-
-    back = [order.index(i) for i in range(len(order))]
-    node = node_for(lambda grads, node: (permute(_only(grads), back),), t)
-    return attach(node, t.view_as(moved(t.shape, order), moved(t.strides, order)))
-
-
-def split(t: Tensor, dim: int, sizes: Sequence[int]) -> list[Tensor]:
-    """split of one dimension: views of one node; backward concatenates the gradients (n*s)."""
-    full, dtype = t.shape, t.dtype
-    node = node_for(lambda grads, node: (Tensor(full, dtype),), t)
-    parts = [t.view_as(_resized(full, dim, size), t.strides) for size in sizes]
-    if node:
-        node.num_outputs = len(parts)
-    return [attach(node, part, number) for number, part in enumerate(parts)]
-
-
-def cat(parts: Sequence[Tensor], dim: int) -> Tensor:
-    """Concatenation: n*s, contiguous; gradients are views."""
-    sizes = [t.shape[dim] for t in parts]
-
-    def formula(grads: Grads, node: Node) -> Grads:
-        grad = _only(grads)
-        return [grad.view_as(_resized(grad.shape, dim, size), grad.strides) for size in sizes]
-
-    return attach(node_for(formula, *parts), Tensor(_resized(parts[0].shape, dim, sum(sizes)), parts[0].dtype))
 
 
 def convolve(x: Tensor, weight: Tensor) -> Tensor:

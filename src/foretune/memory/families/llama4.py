@@ -6,7 +6,7 @@ from foretune.memory import blocks
 from foretune.memory.blocks import Module, RmsNorm, call
 from foretune.memory.complex import as_complex, as_real, rotate
 from foretune.memory.decoder import Cache, Layer, Modules, RunOptions
-from foretune.memory.experts import repeat_rows, scatter_in_place, sigmoid, sum_over, top_k
+from foretune.memory.experts import repeat_rows, scatter_in_place, sum_over, top_k
 from foretune.memory.families.llama import LlamaAttention, LlamaDecoder, LlamaLayer
 from foretune.memory.layout import numel
 from foretune.memory.ops import (
@@ -32,6 +32,7 @@ from foretune.memory.ops import (
     view,
     widened,
 )
+from foretune.memory.pointwise import sigmoid
 from foretune.memory.tape import Tensor
 
 __all__ = ["Llama4Decoder"]

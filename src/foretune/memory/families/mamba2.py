@@ -28,22 +28,9 @@ from foretune.memory.ops import (
     unsqueeze,
     view,
 )
-from foretune.memory.scans import (
-    cat,
-    causal_conv1d,
-    clamp,
-    cumsum,
-    exp,
-    masked_fill,
-    pad,
-    permute,
-    repeat_interleave,
-    select,
-    softplus,
-    split,
-    squeeze,
-    sub,
-)
+from foretune.memory.pointwise import clamp, exp, masked_fill, softplus, subtract
+from foretune.memory.scans import cat, causal_conv1d, cumsum, pad, repeat_interleave, split, squeeze
+from foretune.memory.strided import permute, select
 from foretune.memory.tape import Tensor
 
 __all__ = ["GroupedGatedNorm", "Mamba2Mixer", "chunk_scan"]
@@ -80,7 +67,7 @@ def chunk_scan(
     num_groups = B.shape[2]
     dt = add(dt, to(dt_bias, dt.dtype))
     dt = softplus(dt)
-    dt = clamp(dt)
+    dt = clamp(dt, 2)
     hidden_states = to(hidden_states, "f32")
     B = repeat_interleave(to(B, "f32"), num_heads // num_groups, 2)
     C = repeat_interleave(to(C, "f32"), num_heads // num_groups, 2)
@@ -95,7 +82,7 @@ def chunk_scan(
     G = einsum("bclhn,bcshn->bclsh", C, B)
     M = mul(G, permute(L, 0, 2, 3, 4, 1))
     Y_diag = einsum("bclsh,bcshp->bclhp", M, hidden_states)
-    decay_states = exp(sub(narrow(A_cumsum, 3, 1), A_cumsum))
+    decay_states = exp(subtract(narrow(A_cumsum, 3, 1), A_cumsum))
     B_decay = mul(B, unsqueeze(permute(decay_states, 0, -2, -1, 1), 4))
     states = einsum("bclhn,bclhp->bchpn", B_decay, hidden_states)
     previous_states = like(narrow(states, 1, 1).detach())

@@ -5,7 +5,7 @@ from typing import Any
 from foretune.memory import blocks
 from foretune.memory.blocks import Module, call
 from foretune.memory.decoder import Layer, Modules
-from foretune.memory.experts import max_last, subtract
+from foretune.memory.experts import max_last
 from foretune.memory.families.llama import LlamaAttention, SlidingDecoder
 from foretune.memory.families.moe import make_experts
 from foretune.memory.families.moe_shared import Dots1Decoder
@@ -25,6 +25,7 @@ from foretune.memory.ops import (
     transpose,
     view,
 )
+from foretune.memory.pointwise import subtract
 from foretune.memory.routers import GroupedRouter
 from foretune.memory.tape import Tensor
 from foretune.models import DecoderTraits

@@ -7,10 +7,10 @@ from foretune.errors import UnsupportedError
 from foretune.memory import blocks
 from foretune.memory.blocks import Module, call
 from foretune.memory.decoder import Cache, Layer, Modules, RunOptions
-from foretune.memory.experts import sigmoid
 from foretune.memory.families.llama import LlamaLayer, MistralDecoder
 from foretune.memory.families.moe import MixtralDecoder
 from foretune.memory.ops import add, like, matmul4, mul, narrow, reshape, scale, split_last, transpose, widened
+from foretune.memory.pointwise import sigmoid
 from foretune.memory.tape import Grads, Node, Tensor, attach, node_for
 from foretune.models import DecoderTraits
 

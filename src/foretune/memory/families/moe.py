@@ -6,16 +6,7 @@ Each class follows transformers 5.24's models/<family>/modeling_<family>.py; loc
 from foretune.memory import blocks
 from foretune.memory.blocks import Module, call
 from foretune.memory.decoder import Modules, RunOptions
-from foretune.memory.experts import (
-    Experts,
-    clamp_in_place,
-    divide_in_place,
-    gated,
-    gather_last,
-    sigmoid,
-    sum_over,
-    top_k,
-)
+from foretune.memory.experts import Experts, divide_in_place, gated, gather_last, sum_over, top_k
 from foretune.memory.families.llama import (
     LlamaDecoder,
     MistralDecoder,
@@ -25,6 +16,7 @@ from foretune.memory.families.llama import (
     Qwen3Attention,
 )
 from foretune.memory.ops import add, linear, mul, reshape, softmax, to, transpose, view
+from foretune.memory.pointwise import clamp_in_place, sigmoid
 from foretune.memory.routers import Routing, TopKRouter
 from foretune.memory.tape import Tensor
 from foretune.models import DecoderTraits

@@ -8,13 +8,14 @@ from typing import Any, ClassVar
 from foretune.memory import blocks
 from foretune.memory.blocks import Module, call, softmax_f32
 from foretune.memory.decoder import Layer, Modules
-from foretune.memory.experts import clamp, divide, divide_in_place, gather_last, sum_over, top_k
+from foretune.memory.experts import divide, divide_in_place, gather_last, sum_over, top_k
 from foretune.memory.families.dense import GraniteLayer
 from foretune.memory.families.dense_more import HunYuanAttention
 from foretune.memory.families.dense_pairs import Ernie45Decoder
 from foretune.memory.families.llama import LlamaDecoder
 from foretune.memory.families.moe import make_experts
 from foretune.memory.ops import add, linear, mul, reshape, scale, softmax, split_last, to, view
+from foretune.memory.pointwise import clamp
 from foretune.memory.routers import Routing
 from foretune.memory.tape import Tensor
 

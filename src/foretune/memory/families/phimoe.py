@@ -6,12 +6,13 @@ from typing import Any
 
 from foretune.memory.blocks import Module
 from foretune.memory.decoder import Modules
-from foretune.memory.experts import divide, gather_last, masked_fill, max_last, scatter_value, subtract
+from foretune.memory.experts import divide, gather_last, max_last, scatter_value
 from foretune.memory.families.classic import LayerNormDecoder
 from foretune.memory.families.llama import MistralDecoder
 from foretune.memory.families.moe import MixtralSparseMoeBlock, make_experts
 from foretune.memory.longrope import largest_position
 from foretune.memory.ops import cat_last, like, linear, mul, scale, softmax, to, unsqueeze, widened
+from foretune.memory.pointwise import masked_fill, subtract
 from foretune.memory.routers import Routing
 from foretune.memory.tape import Grads, Node, Tensor, attach, current, like_iterator, node_for
 

@@ -9,9 +9,10 @@ from typing import Any
 from foretune.memory import blocks, ops
 from foretune.memory.blocks import GatedMlp, Module, call
 from foretune.memory.decoder import Decoder, Layer, Modules, RunOptions
-from foretune.memory.families.litgpt_ops import permute, split
 from foretune.memory.families.llama import LlamaLayer
 from foretune.memory.ops import add, cat_last, clone, contiguous, mul, narrow, reshape, scale, silu, to, transpose, view
+from foretune.memory.scans import split
+from foretune.memory.strided import permute
 from foretune.memory.tape import Grads, Node, Tensor, attach, node_for
 
 __all__ = ["BaichuanDecoder", "ChatGlmDecoder", "QwenDecoder"]
@@ -127,8 +128,8 @@ class BaichuanAttention:
         bsz, q_len, _ = hidden_states.shape
         width = self.num_heads * self.head_dim
         proj = call(self.w_pack, hidden_states)
-        proj = permute(view(proj, bsz, q_len, 3, width), (2, 0, 1, 3))
-        parts = split(proj, 0, (1, 1, 1))
+        proj = permute(view(proj, bsz, q_len, 3, width), 2, 0, 1, 3)
+        parts = split(proj, (1, 1, 1), 0)
         shape = (bsz, q_len, self.num_heads, self.head_dim)
         query_states, key_states, value_states = (transpose(view(part, *shape), 1, 2) for part in parts)
         del parts
@@ -225,9 +226,9 @@ class ChatGlmAttention:
         query_layer = self._rotate(query_layer, rotary_pos_emb)
         key_layer = self._rotate(key_layer, rotary_pos_emb)
         key_layer, value_layer = self._repeated(key_layer), self._repeated(value_layer)
-        q, k, v = (permute(x, (1, 2, 0, 3)) for x in (query_layer, key_layer, value_layer))
+        q, k, v = (permute(x, 1, 2, 0, 3) for x in (query_layer, key_layer, value_layer))
         context_layer = blocks.scaled_dot_product_attention(self.kernels, q, k, v, None)
-        context_layer = permute(context_layer, (2, 0, 1, 3))
+        context_layer = permute(context_layer, 2, 0, 1, 3)
         context_layer = reshape(context_layer, (s, b, self.heads * self.width))
         output: Tensor = call(self.dense, context_layer)
         return output

@@ -10,7 +10,9 @@ from foretune.memory.decoder import Cache, Layer, Modules, RunOptions
 from foretune.memory.families.scoped import ScopedDecoder
 from foretune.memory.layout import numel
 from foretune.memory.ops import add, add_scalar, contiguous, dropout, reshape, scale, to, transpose, unsqueeze, view
-from foretune.memory.rare_ops import baddbmm, clamp, masked_fill, select, where
+from foretune.memory.pointwise import clamp, masked_fill
+from foretune.memory.rare_ops import baddbmm, where
+from foretune.memory.strided import select
 from foretune.memory.tape import Tensor
 from foretune.models import DecoderTraits
 
@@ -302,7 +304,7 @@ class MptAttention:
         batch_size, seq_length, width = hidden_states.shape
         mixed_qkv = call(self.wqkv, hidden_states)
         if self.clips:
-            mixed_qkv = clamp(mixed_qkv)
+            mixed_qkv = clamp(mixed_qkv, 2)
         query_states, key_states, value_states = ops.split_last(mixed_qkv, [width] * 3)
         heads = (batch_size, seq_length, self.n_heads, self.head_dim)
         query_states = transpose(reshape(query_states, heads), 1, 2)
