@@ -13,6 +13,7 @@ import json
 import sys
 import tempfile
 from argparse import Namespace
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,27 @@ from foretune.contract import fingerprint
 from foretune.devices import DeviceSpec
 from foretune.errors import ForetuneError
 from foretune.memory import PROFILES, estimate_memory
+from foretune.memory.families import DECODERS
 from foretune.models import REMOTE_CODE_TYPES, shape_from_config
 
 FILE = Path(__file__).parents[1] / "tests/golden/families.jsonl"
+OUTER = {"llama4", "mllama", "qwen3_5", "qwen3_5_moe"}
+OWN_CONFIGS = {
+    "dots1": {
+        "model_type": "dots1",
+        "vocab_size": 152064,
+        "hidden_size": 4608,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 32,
+        "intermediate_size": 10944,
+        "moe_intermediate_size": 1408,
+        "n_routed_experts": 16,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 6,
+        "first_k_dense_replace": 1,
+    }
+}
+"""Types that are in no other file of ours: the widths are those their class has of itself."""
 SETTINGS = Namespace(set=[], keeps_activations=False, tokens=128)
 DEVICE = DeviceSpec(
     name="test", total_bytes=1 << 42, total_is="given", compute_capability="8.9", has_bf16=True, platform="linux"
@@ -71,15 +90,22 @@ def record(name: str, raw: dict[str, Any], made_from: str) -> dict[str, Any]:
     return row
 
 
+def models(types: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the models of all families that Transformers has, or of those named; a text decoder as a part of its
+    whole."""
+    names = types or [name for name in DECODERS if name not in {*REMOTE_CODE_TYPES, *OWN_CONFIGS}] + sorted(OUTER)
+    if known := [name for name in names if name not in OWN_CONFIGS]:
+        yield from configs(known, [])
+    yield from ((name, config) for name, config in OWN_CONFIGS.items() if name in types or not types)
+
+
 def main() -> None:
     """Write the file."""
     made_from = hashlib.sha256(b"".join(path.read_bytes() for path in MADE_FROM)).hexdigest()[:12]
     rows = {}
     if FILE.exists():
         rows = {row["model_type"]: row for row in map(json.loads, FILE.read_text().splitlines())}
-    for name, raw in configs(sys.argv[1:], []):
-        if name in REMOTE_CODE_TYPES:  # Transformers has no class of them
-            continue
+    for name, raw in models(sys.argv[1:]):
         rows[name] = record(name, raw, made_from)
         print(name, *(run.get("refusal", "recorded") for run in rows[name]["runs"]), sep="; ", flush=True)
         FILE.write_text("".join(json.dumps(rows[key], separators=(",", ":")) + "\n" for key in sorted(rows)))

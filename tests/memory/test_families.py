@@ -20,6 +20,14 @@ KNOWN = [(row, run) for row, run in CASES if "digest" in run]
 REFUSED = [(row, run) for row, run in CASES if "digest" not in run]
 WITHOUT_PROGRAM = {"qwen", "baichuan", "chatglm"}
 """Their code is published with the checkpoints: nothing to hold the estimate against."""
+PARTS = {
+    "gemma4_text": "gemma4",
+    "llama4_text": "llama4",
+    "mllama_text_model": "mllama",
+    "qwen3_5_moe_text": "qwen3_5_moe",
+    "qwen3_5_text": "qwen3_5",
+}
+"""Language models whose rows are those of the whole."""
 DEVICE = DeviceSpec(
     name="test", total_bytes=1 << 42, total_is="given", compute_capability="8.9", has_bf16=True, platform="linux"
 )
@@ -72,9 +80,11 @@ def test_what_is_not_estimated_is_refused_with_its_reason(row: dict[str, Any], r
 
 
 def test_every_family_that_transformers_has_is_here() -> None:
-    assert set(DECODERS) - {row["model_type"] for row in ROWS} == set(REMOTE_CODE_TYPES) | WITHOUT_PROGRAM
+    types = {row["model_type"] for row in ROWS}
+    assert set(DECODERS) - types == set(REMOTE_CODE_TYPES) | WITHOUT_PROGRAM | set(PARTS)
+    assert types.issuperset(PARTS.values())
 
 
-def test_nine_in_ten_programs_are_equal_and_the_rest_are_close() -> None:
-    different = [run for _, run in KNOWN if run.get("differs")]
-    assert len(different) <= 0.1 * len(KNOWN)
+def test_nine_in_ten_programs_are_equal() -> None:
+    assert len(KNOWN) > 500
+    assert sum(run.get("differs", False) for _, run in KNOWN) <= 0.1 * len(KNOWN)
