@@ -51,7 +51,7 @@ def observed() -> Mapping[str, Observation]:
 
 
 def figures(row: Prediction) -> dict[str, Any]:
-    names = ("id", "allocated_bytes", "reserved_bytes", "process_bytes", "stack", "foreign")
+    names = ("id", "allocated_bytes", "reserved_bytes", "process_bytes", "stack", "foreign", "verdict", "outcome")
     return {name: getattr(row, name) for name in names}
 
 
@@ -150,8 +150,9 @@ def test_plain_loops_agree_in_the_middle(engine: EngineName) -> None:
     assert allocated.worst <= 0.6
 
 
-def test_fms_accelerations_rows_are_traced_closely() -> None:
-    found = errors("traced", "allocated", is_best_of_fms)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_fms_accelerations_rows_agree_closely(engine: EngineName) -> None:
+    found = errors(engine, "allocated", is_best_of_fms)
     assert len(found) == 42
     assert spread_of(found.values()).median <= 0.02
     far = {id_ for id_, error in found.items() if error > 0.2}
@@ -181,10 +182,36 @@ def test_the_blind_trace_was_of_every_configuration_and_close() -> None:
         assert abs(line["reserved_bytes"] / measured.peak_reserved_bytes - 1) <= 0.002
 
 
-def test_the_margin_covers_what_it_says() -> None:
-    assert spread("estimated", "reserved", is_16bit_loop).worst <= 1
-    reserved = sorted(errors("estimated", "reserved", is_nf4_loop).values())
-    assert reserved[len(reserved) * 9 // 10 - 1] <= 10
+def test_litgpts_rows_agree() -> None:
+    found = spread("estimated", "allocated", lambda row: row.source.name == "litgpt-resource")
+    assert found.n == 9
+    assert found.median <= 0.05
+    assert found.worst <= 0.5
+
+
+def is_question_of_the_product(row: Observation) -> bool:
+    """One GPU, full, lora or qlora, grade A or B, a known length, from elsewhere."""
+    training = row.training
+    is_asked = training.method in ("full", "lora", "qlora") and training.seq_len is not None
+    is_alone = (row.device.count, training.parallel.world_size, row.kind) == (1, 1, "train_peak")
+    return is_asked and is_alone and row.grade in ("A", "B") and row.source.name != "foretune-gpu-truth"
+
+
+def test_nearly_every_row_that_asks_what_the_product_answers_is_answered() -> None:
+    asked = [id_ for id_, row in observed().items() if is_question_of_the_product(row)]
+    answered = [id_ for id_ in asked if id_ in stored("estimated")]
+    assert len(asked) > 150
+    assert len(answered) >= 0.95 * len(asked)
+
+
+def test_verdicts_are_seldom_wrong() -> None:
+    told = [(line["outcome"], line["verdict"]) for line in stored("estimated").values() if line["verdict"]]
+    succeeded = [verdict for outcome, verdict in told if outcome == "ok"]
+    failed = [verdict for outcome, verdict in told if outcome == "oom"]
+    assert len(succeeded) > 200
+    assert succeeded.count("does not fit") <= 0.02 * len(succeeded)
+    assert len(failed) >= 20
+    assert "fits" not in failed
 
 
 def test_every_row_is_predicted_or_refused_with_a_reason() -> None:
@@ -192,8 +219,7 @@ def test_every_row_is_predicted_or_refused_with_a_reason() -> None:
     assert answer.rows == 714 == len(answer.predictions) + len(answer.refused)
     assert len({row.id for row in (*answer.predictions, *answer.refused)}) == 714
     assert all(refusal.reason.endswith((".", "?")) for refusal in answer.refused)
-    assert answer.reasons["The run failed (outcome: oom)."] == 76
-    assert answer.reasons["It ran on several devices, and one is predicted."] == 173
+    assert answer.reasons["It ran on several devices, and one is predicted."] == 220
 
 
 def test_a_t4s_context_is_the_same_whatever_runs() -> None:
