@@ -190,9 +190,9 @@ def test_litgpts_rows_agree() -> None:
 
 
 def is_question_of_the_product(row: Observation) -> bool:
-    """One GPU, full, lora or qlora, grade A or B, a known length, from elsewhere."""
+    """A peak of one GPU, full, lora or qlora, grade A or B, a known length, from elsewhere."""
     training = row.training
-    is_asked = training.method in ("full", "lora", "qlora") and training.seq_len is not None
+    is_asked = training.method in ("full", "lora", "qlora") and training.seq_len is not None and row.outcome == "ok"
     is_alone = (row.device.count, training.parallel.world_size, row.kind) == (1, 1, "train_peak")
     return is_asked and is_alone and row.grade in ("A", "B") and row.source.name != "foretune-gpu-truth"
 
