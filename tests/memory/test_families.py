@@ -79,6 +79,19 @@ def test_what_is_not_estimated_is_refused_with_its_reason(row: dict[str, Any], r
         estimate_memory(config_of(run), shape_of(row["config"]), DEVICE)
 
 
+UNKNOWN = [row for row in golden("fingerprints.jsonl")[1:] if row["model_type"] not in {*DECODERS, *PARTS.values()}]
+
+
+@pytest.mark.parametrize("row", UNKNOWN, ids=named)
+def test_nobody_is_sent_to_a_trace_that_would_refuse(row: dict[str, Any]) -> None:
+    config = config_of({"attention": row.get("attention", "eager"), "B": 1, "method": "full"})
+    with pytest.raises(UnsupportedError) as caught:
+        estimate_memory(config, shape_of(row["config"]), DEVICE)
+    hints = [problem.hint or "" for problem in caught.value.problems]
+    assert all(hints)
+    assert not ("refusal" in row and any("foretune trace" in hint for hint in hints))
+
+
 def test_every_family_that_transformers_has_is_here() -> None:
     types = {row["model_type"] for row in ROWS}
     assert set(DECODERS) - types == set(REMOTE_CODE_TYPES) | WITHOUT_PROGRAM | set(PARTS)

@@ -175,9 +175,12 @@ def _shape_problems(config: TrainingConfig, shape: ModelShape) -> list[Problem]:
             hint = "Choose a family whose layers run in chunks: falcon_h1, granitemoehybrid, nemotron_h, qwen3_5_text."
             return [Problem(text, hint, None, "model.id")]
         text = f"{shape.id}: the memory of {family} models is not estimated yet."
-        hint = f"Families that are: {', '.join(sorted(DECODERS))}. `foretune models show` counts this one."
-        if family not in _UNTRACED:
+        if not _UNTRACED & {family, shape.outer_type}:
             hint = "`foretune trace` runs the real program instead (it needs: pip install 'foretune[train]')."
+        elif shape.outer_type is not None:
+            hint = "Use a text-only checkpoint of the family. `foretune models show` counts this one."
+        else:
+            hint = "Choose another model. `foretune models show` counts this one."
         return [Problem(text, hint, None, "model.id")]
     problems = []
     for key in traits.unwritten:
