@@ -62,8 +62,9 @@ def draw_frontier(frontier: "Frontier", shape: "ModelShape", device: "DeviceSpec
             reach = f"{line.method}: to {points[-1].sequence_length:,}" if points else f"{line.method}: does not fit"
             yield label(RIGHT + 50, at + 4, reach)
 
-    title = f"{shape.id} on {device.name}, {format_bytes(device.total_bytes)}: what fits (estimated)"
-    subtitle = f"each method in its way that needs least; at most {frontier.most_rows} rows tried; stack {stack}"
+    title = f"{shape.id}: what fits (estimated)"
+    card = f"{device.name}, {format_bytes(device.total_bytes)}"
+    subtitle = f"{card}; each method in its way that needs least, to {frontier.most_rows} rows; stack {stack}"
     described = ". ".join(
         f"{line.method}: "
         + ", ".join(f"{p.micro_batch_size} rows of {p.sequence_length:,} tokens" for p in line.points)
