@@ -123,11 +123,13 @@ IN_FP32: dict[str, Any] = {"precision": {"dtype": "fp32"}}
 FMS, FMS_OLD, PLAIN_TRAINER, LOOP = (PROFILES[name] for name in ("fms-4.48", "fms-4.45", "trainer", "manual-loop"))
 AUTOCAST = FMS.with_(autocast="bf16")
 GEMMA2: dict[str, Any] = {"model_type": "gemma2", "head_dim": 64, "sliding_window": 32}
+FALCON: dict[str, Any] = {"model_type": "falcon", "bias": False, "alibi": False, "new_decoder_architecture": False}
 GPT2: dict[str, Any] = {"model_type": "gpt2", "n_embd": 256, "n_head": 4, "n_layer": 3, "vocab_size": 2000}
 
 STACK_RUNS = (
     StackRun("reentrant", FMS, LORA),
     StackRun("reentrant, all weights", FMS, {}),
+    StackRun("reentrant, a layer that returns a pair", FMS, LORA, FALCON),
     StackRun("autocast of bf16 weights", AUTOCAST, LORA),
     StackRun("autocast of fp32 weights", AUTOCAST, IN_FP32),
     StackRun("autocast without checkpointing", AUTOCAST, {**IN_FP32, **LORA, "gradient_checkpointing": False}),

@@ -3,8 +3,21 @@
 from typing import Any
 
 import pytest
-from memory.runs import AUTOCAST, FMS, IN_FP32, LORA, SMALL, STACK_RUNS, StackRun, all_layers, shape_of, templated
+from memory.runs import (
+    AUTOCAST,
+    FALCON,
+    FMS,
+    IN_FP32,
+    LORA,
+    SMALL,
+    STACK_RUNS,
+    StackRun,
+    all_layers,
+    shape_of,
+    templated,
+)
 
+from foretune.errors import UnsupportedError
 from foretune.memory import estimate_memory
 from foretune.memory.autocast import Autocast
 from foretune.memory.ops import linear, lowered, to, widened
@@ -26,6 +39,15 @@ def test_templates_emit_what_recording_every_layer_does(run: StackRun, batch_siz
     assert short.expand() == whole.expand()
     assert short.walk() == whole.walk()
     assert len(short.stand_ins.recorded) < LAYERS
+
+
+def test_weights_that_a_layer_returns_are_refused_under_the_reentrant_form() -> None:
+    run = StackRun("eager", FMS, {"attention": "eager"}, FALCON)
+    with pytest.raises(UnsupportedError, match="return their attention weights") as caught:
+        estimate_memory(run.config, shape_of(run.model_of(2)), stack=FMS)
+    assert caught.value.problems[0].hint == "Set attention: sdpa, or trace it."
+    kept = run.config.with_(gradient_checkpointing=False)
+    assert estimate_memory(kept, shape_of(run.model_of(2)), stack=FMS).allocated_bytes > 0
 
 
 def test_a_trained_leaf_is_cast_once_until_the_outermost_block_ends() -> None:

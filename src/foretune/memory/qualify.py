@@ -74,7 +74,7 @@ def require_program(config: TrainingConfig, shape: ModelShape, stack: StackProfi
     if stack.loss_kernel == "trl" and shape.count("experts"):
         text = f"{shape.id}: the routers' loss that the stack {stack.name} adds is not estimated yet."
         problems.append(Problem(text, "Trace it, or choose a dense model.", None, "model.id"))
-    problems += _scan_problems(config, shape, stack)
+    problems += [*_scan_problems(config, shape, stack), *_weights_problems(config, shape, stack)]
     if problems:
         raise UnsupportedError.of(problems)
 
@@ -84,6 +84,15 @@ def kernel_packages(shape: ModelShape) -> str:
     family = DECODERS.get(shape.model_type)
     has_convolution = any("conv" in p.name and p.role == "other" for kind in shape.kinds for p in kind.parameters)
     return family.kernel_packages if family is not None and has_convolution else ""
+
+
+def _weights_problems(config: TrainingConfig, shape: ModelShape, stack: StackProfile) -> list[Problem]:
+    """Layers that hand on their attention weights, under reentrant checkpointing: these get a gradient of zeros."""
+    is_reentrant = config.gradient_checkpointing and stack.checkpoint_form == "reentrant"
+    if not (is_reentrant and config.attention == "eager" and getattr(find_decoder(shape), "returns_tuples", False)):
+        return []
+    text = f"{shape.id}: its layers return their attention weights, which is not estimated under the reentrant form."
+    return [Problem(text, "Set attention: sdpa, or trace it.", None, "attention")]
 
 
 def _scan_problems(config: TrainingConfig, shape: ModelShape, stack: StackProfile) -> list[Problem]:

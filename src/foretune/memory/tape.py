@@ -608,8 +608,10 @@ def _checkpoint_reentrant(run: Callable[..., Any], *inputs: Tensor | None) -> An
         tape.component, tape.is_grad_enabled = before, False
         seed = grads[0]
         assert seed is not None
-        _run_graph(outputs.edge[0], seed)
-        drop_graph(outputs.edge)
+        edge = _first(outputs).edge
+        assert edge is not None
+        _run_graph(edge[0], seed)
+        drop_graph(edge)
         return [t.grad if t is not None else None for t in detached_inputs]
 
     node = function_node(formula, *inputs)
@@ -618,7 +620,19 @@ def _checkpoint_reentrant(run: Callable[..., Any], *inputs: Tensor | None) -> An
     before, tape.is_grad_enabled = tape.is_grad_enabled, False
     outputs = run(*inputs)
     tape.is_grad_enabled = before
-    return attach(node, outputs)
+    attach(node, _first(outputs))
+    return outputs
+
+
+def _first(outputs: Any) -> Tensor:
+    """The hidden states; what a layer returns beside them is None here (`qualify` refuses the rest)."""
+    if not isinstance(outputs, tuple):
+        assert isinstance(outputs, Tensor)
+        return outputs
+    first, *rest = outputs
+    assert not any(rest)
+    assert isinstance(first, Tensor)
+    return first
 
 
 def _detached(t: Tensor) -> Tensor:
