@@ -176,21 +176,27 @@ def class_problems(shape: ModelShape, stack: StackProfile) -> list[Problem]:
     return [Problem(text, "Choose a dense model, or a stack of today.", None, "model.id")]
 
 
+def _unknown_family(shape: ModelShape) -> Problem:
+    """Say that a family has no program, and where to go instead."""
+    family = shape.model_type
+    if family in _TOKEN_LOOPS:
+        text = f"{shape.id}: {family} loops over tokens in torch; the memory of a kernel in its place is not known."
+        hint = "Choose a family whose layers run in chunks: falcon_h1, granitemoehybrid, nemotron_h, qwen3_5_text."
+        return Problem(text, hint, None, "model.id")
+    text = f"{shape.id}: the memory of {family} models is not estimated yet."
+    if not _UNTRACED & {family, shape.outer_type}:
+        hint = "`foretune trace` runs the real program instead (it needs: pip install 'foretune[train]')."
+    elif shape.outer_type is not None:
+        hint = "Use a text-only checkpoint of the family. `foretune models show` counts this one."
+    else:
+        hint = "Choose another model. `foretune models show` counts this one."
+    return Problem(text, hint, None, "model.id")
+
+
 def _shape_problems(config: TrainingConfig, shape: ModelShape) -> list[Problem]:
     family, traits = shape.model_type, shape.traits
     if find_decoder(shape) is None and family not in DECODERS:
-        if family in _TOKEN_LOOPS:
-            text = f"{shape.id}: {family} loops over tokens in torch; the memory of a kernel in its place is not known."
-            hint = "Choose a family whose layers run in chunks: falcon_h1, granitemoehybrid, nemotron_h, qwen3_5_text."
-            return [Problem(text, hint, None, "model.id")]
-        text = f"{shape.id}: the memory of {family} models is not estimated yet."
-        if not _UNTRACED & {family, shape.outer_type}:
-            hint = "`foretune trace` runs the real program instead (it needs: pip install 'foretune[train]')."
-        elif shape.outer_type is not None:
-            hint = "Use a text-only checkpoint of the family. `foretune models show` counts this one."
-        else:
-            hint = "Choose another model. `foretune models show` counts this one."
-        return [Problem(text, hint, None, "model.id")]
+        return [_unknown_family(shape)]
     problems = []
     for key in traits.unwritten:
         text = f"{shape.id} sets {key}, which is not estimated yet."

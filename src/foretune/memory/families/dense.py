@@ -19,32 +19,10 @@ __all__ = ["GraniteDecoder", "GraniteLayer", "HyperClovaXDecoder", "PhiDecoder",
 
 
 class GraniteLayer(LlamaLayer):
-    """models/granite: what enters the residual stream is scaled."""
+    """models/granite, minicpm3: what enters the residual stream is scaled."""
 
-    def forward(
-        self,
-        hidden_states: Tensor,
-        attention_mask: Any = None,
-        position_ids: Any = None,
-        cache: Any = None,
-        position_embeddings: Any = None,
-    ) -> Tensor:
-        residual = hidden_states
-        hidden_states = call(self.input_layernorm, hidden_states)
-        hidden_states, _ = call(
-            self.self_attn,
-            hidden_states=hidden_states,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            cache=cache,
-            position_embeddings=position_embeddings,
-        )
-        hidden_states = add(residual, scale(hidden_states))
-        residual = hidden_states
-        hidden_states = call(self.post_attention_layernorm, hidden_states)
-        hidden_states = call(self.mlp, hidden_states)
-        hidden_states = add(residual, scale(hidden_states))
-        return hidden_states  # noqa: RET504
+    def scaled(self, hidden_states: Tensor) -> Tensor:
+        return scale(hidden_states)
 
 
 class GraniteDecoder(LlamaDecoder):

@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 
 from foretune.memory import blocks, ops
 from foretune.memory.blocks import RmsNorm, call
-from foretune.memory.decoder import Cache, Layer, Modules
+from foretune.memory.decoder import Cache, Modules
+from foretune.memory.families.dense import GraniteLayer
 from foretune.memory.families.gemma import GemmaDecoder
-from foretune.memory.families.llama import LlamaDecoder, LlamaLayer
+from foretune.memory.families.llama import LlamaDecoder
 from foretune.memory.families.moe_shared import SharedExpertsDecoder
 from foretune.memory.interleaved import every_other
 from foretune.memory.layout import numel
@@ -22,7 +23,6 @@ from foretune.memory.ops import (
     mul,
     narrow,
     reshape,
-    scale,
     transpose,
     unsqueeze,
     view,
@@ -175,39 +175,11 @@ class DeepseekV3Decoder(SharedExpertsDecoder):
 
 
 # ------------------------------------------------------------------ MiniCPM3
-class MiniCpm3Layer(LlamaLayer):
-    """MiniCPM3DecoderLayer: each branch is scaled."""
-
-    def forward(
-        self,
-        hidden_states: Tensor,
-        attention_mask: Any = None,
-        position_ids: Any = None,
-        cache: Any = None,
-        position_embeddings: Any = None,
-    ) -> Tensor:
-        residual = hidden_states
-        hidden_states = call(self.input_layernorm, hidden_states)
-        hidden_states, _ = call(
-            self.self_attn,
-            hidden_states=hidden_states,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            cache=cache,
-            position_embeddings=position_embeddings,
-        )
-        hidden_states = add(residual, scale(hidden_states))
-        residual = hidden_states
-        hidden_states = call(self.post_attention_layernorm, hidden_states)
-        hidden_states = call(self.mlp, hidden_states)
-        hidden_states = add(residual, scale(hidden_states))
-        return hidden_states  # noqa: RET504
-
-
 class MiniCpm3Decoder(LlamaDecoder):
     """models/minicpm3: scaled embeddings, branches and hidden states before the head."""
 
     attention_class: ClassVar[Any] = LatentAttentionV2
+    layer_class = GraniteLayer
     scales_before_head = True
     embed = GemmaDecoder.embed
 
@@ -216,12 +188,3 @@ class MiniCpm3Decoder(LlamaDecoder):
         """The embeddings' scale comes first, in int64 where the config has a whole number."""
         kept = "i64" if "whole_scale_emb" in traits.flags else dtype
         return [("embed_scale", (), kept), *super().buffers(traits, dtype)]
-
-    def make_layer(self, index: int) -> Layer:
-        name = f"{self.modules.prefix}{index}"
-        return MiniCpm3Layer(
-            self.make_norm(f"{name}.input_layernorm"),
-            self.attention_class(self.modules, f"{name}.self_attn", index),
-            self.make_norm(f"{name}.post_attention_layernorm"),
-            self.make_mlp(f"{name}.mlp"),
-        )

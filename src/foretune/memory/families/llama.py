@@ -191,12 +191,16 @@ class LlamaLayer(Layer):
             cache=cache,
             position_embeddings=position_embeddings,
         )
-        hidden_states = add(residual, hidden_states)
+        hidden_states = add(residual, self.scaled(hidden_states))
         residual = hidden_states
         hidden_states = call(self.post_attention_layernorm, hidden_states)
         hidden_states = call(self.mlp, hidden_states)
-        hidden_states = add(residual, hidden_states)
+        hidden_states = add(residual, self.scaled(hidden_states))
         return hidden_states  # noqa: RET504
+
+    def scaled(self, hidden_states: Tensor) -> Tensor:
+        """What enters the residual stream (granite, minicpm3: times a number)."""
+        return hidden_states
 
 
 class LlamaDecoder(Decoder):
