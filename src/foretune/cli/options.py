@@ -8,7 +8,9 @@ import click
 
 from foretune.cli.commands import completes, option
 
-__all__ = ["asking_options", "plot_option", "request_options"]
+__all__ = ["DEFAULT_STACK", "asking_options", "plot_option", "request_options"]
+
+DEFAULT_STACK = "foretune"
 
 
 def _model_ids() -> Sequence[str]:
@@ -106,7 +108,7 @@ REQUEST: tuple[Callable[[Any], Any], ...] = (
         "--stack",
         group="Hardware",
         metavar="NAME",
-        default="foretune",
+        default=DEFAULT_STACK,
         show_default=True,
         help="Stack profile, or installed: the libraries here.",
     ),

@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from foretune.cli.drawing import flags_of
+from foretune.cli.options import DEFAULT_STACK
+from foretune.cli.request import FLAGS
 from foretune.cli.terminal import Heading, Terminal, escape, table, wrapped
 from foretune.units import format_bytes
 
@@ -95,20 +97,32 @@ def _reasons(plan: "Plan", device: "DeviceSpec | None", given: Mapping[str, Any]
 
 def command_of(config: "TrainingConfig", method: str, given: Mapping[str, Any]) -> str:
     """Return the command that estimates a plan as it stands: what was given, then what was chosen."""
+    chosen = {
+        "dtype": config.precision.dtype,
+        "rank": config.lora.rank if config.lora else None,
+        "seq_len": config.batch.sequence_length,
+        "micro_batch": config.batch.micro_batch_size,
+        "loss": config.loss,
+        "optimizer": config.optimizer.name,
+    }
     words = ["foretune", "estimate"]
-    for flag in ("config", "gpu", "vram", "free"):
-        value = given["configs"][0] if flag == "config" and given["configs"] else given.get(flag)
-        words += [f"--{flag}", str(value)] if value is not None else []
-    words += ["--detect"] if given["detect"] else []
-    if not given["configs"]:
-        words += ["--model", config.model.id]
-    words += ["--method", method, "--dtype", config.precision.dtype]
-    words += ["--rank", str(config.lora.rank)] if config.lora else []
-    words += ["--seq-len", str(config.batch.sequence_length), "--micro-batch", str(config.batch.micro_batch_size)]
-    words += ["--loss", config.loss, "--optimizer", config.optimizer.name]
+    for file in given["configs"][:1]:
+        words += ["--config", file]
+    for name in ("gpu", "vram", "free"):
+        words += [f"--{name}", str(given[name])] if given[name] is not None else []
+    words += [f"--{name}" for name in ("detect", "offline") if given[name]]
+    words += ["--stack", given["stack"]] if given["stack"] != DEFAULT_STACK else []
+    absent = tuple(f"{section}." for section in ("lora", "quantization") if getattr(config, section) is None)
+    for name, (flag, path) in FLAGS.items():
+        value = chosen[name] if name in chosen else given[name]
+        if name != "gradient_checkpointing" and value is not None and not path.startswith(absent or "-"):
+            words += [flag, str(value)]
+    words += ["--method", method]
     words.append("--gradient-checkpointing" if config.gradient_checkpointing else "--no-gradient-checkpointing")
+    said = {FLAGS[name][1] for name in chosen} | {"gradient_checkpointing"}
     for setting in given["settings"]:
-        words += ["--set", setting]
+        path = setting.partition("=")[0]
+        words += ["--set", setting] if path not in said and not path.startswith(absent or "-") else []
     return shlex.join(words)
 
 
