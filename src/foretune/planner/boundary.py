@@ -1,7 +1,6 @@
 """The largest value of one setting that still fits, and for how many rows each length fits."""
 
 from collections.abc import Callable
-from typing import Literal
 
 from foretune.contract import TrainingConfig
 from foretune.devices import DeviceSpec
@@ -13,7 +12,6 @@ from foretune.values import Value
 
 __all__ = ["BOUNDARIES", "Boundary", "find_boundary"]
 
-BoundaryName = Literal["seq-len", "batch", "rank"]
 BOUNDARIES: dict[str, Dimension] = {
     "seq-len": "batch.sequence_length",
     "batch": "batch.micro_batch_size",

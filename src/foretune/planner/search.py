@@ -15,18 +15,11 @@ from foretune.memory import MemoryEstimate, Recorded, StackProfile, least_bytes,
 from foretune.models import ModelShape
 from foretune.planner.space import Dimension, Row, Space, config_at, every_point, rows_of
 
-__all__ = ["Found", "Problems", "Search"]
+__all__ = ["Found", "Search"]
 
 TOO_LARGE = "need more than the budget"
 NO_PROGRAM = "cannot be run"
 NOT_BETTER = "are no better than a plan that fits"
-
-
-class Problems(NamedTuple):
-    """Why a method cannot be run at all."""
-
-    method: Method
-    error: ForetuneError
 
 
 class Found(NamedTuple):
