@@ -1,5 +1,15 @@
-"""What is trained on: how long its rows are, padded into micro batches and packed into full rows."""
+"""What is trained on: rows, their tokens, and which of them carry loss; how long rows are, padded and packed."""
 
+from foretune.data.encode import (
+    Detail,
+    EncodeSettings,
+    Example,
+    Trait,
+    encode_prompt,
+    encode_rows,
+    format_instruction,
+    require_template,
+)
 from foretune.data.length_files import read_lengths
 from foretune.data.lengths import (
     Lengths,
@@ -12,16 +22,43 @@ from foretune.data.lengths import (
     pack_rows,
     pad_rows,
 )
+from foretune.data.rows import InstructionRow, Message, MessagesRow, Row, RowProblem, parse_row, read_lines, read_rows
+from foretune.data.tokenizer import Encoding, Rendering, TemplateProblem, Tokenizer, TokenizerFacts
+from foretune.data.turns import Located, Turn, locate_turns
 
 __all__ = [
+    "Detail",
+    "EncodeSettings",
+    "Encoding",
+    "Example",
+    "InstructionRow",
     "LengthStats",
     "Lengths",
+    "Located",
     "LongRows",
+    "Message",
+    "MessagesRow",
     "Packing",
     "Padding",
+    "Rendering",
+    "Row",
+    "RowProblem",
+    "TemplateProblem",
+    "Tokenizer",
+    "TokenizerFacts",
+    "Trait",
+    "Turn",
     "describe_lengths",
+    "encode_prompt",
+    "encode_rows",
     "find_long_rows",
+    "format_instruction",
+    "locate_turns",
     "pack_rows",
     "pad_rows",
+    "parse_row",
     "read_lengths",
+    "read_lines",
+    "read_rows",
+    "require_template",
 ]

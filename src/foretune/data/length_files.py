@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from foretune.data.lengths import Lengths
+from foretune.data.strict_json import JsonProblem, decode_json
 from foretune.errors import DataError
 
 __all__ = ["read_lengths"]
@@ -37,17 +38,6 @@ HINT = (
 _BEGINS_OBJECT = re.compile(rb'\s*\{\s*"\d')
 _PLAIN_ROW = re.compile(rb'\{"(?:tokens|length)": ?([1-9][0-9]{0,8})\}')
 _KEY = re.compile(r"[1-9][0-9]{0,9}")
-
-
-class _Wrong(ValueError):
-    """What is wrong with a line or an object; the reader knows where it stands."""
-
-    def __init__(self, message: str, *, key: str | None = None, line: int = 1) -> None:
-        super().__init__(message)
-        self.key = key
-        """The key of an object that is to blame."""
-        self.line = line
-        """Without a key: the line of what was decoded."""
 
 
 def read_lengths(path: str | os.PathLike[str]) -> Lengths:
@@ -93,7 +83,7 @@ def _counted_in_lines(head: bytes, stream: BinaryIO, file: str) -> dict[int, int
                 parsed = _parsed(line)
                 if parsed is not None:
                     _add(counted, parsed[0], parsed[1] * times)
-            except _Wrong as error:
+            except JsonProblem as error:
                 raise DataError(f"{error}", hint=HINT, place=f"{file}:{first + lines.index(line)}") from error
     return counted
 
@@ -127,8 +117,8 @@ def _parsed(line: bytes) -> tuple[int, int] | None:
     if not line:
         return None
     if len(line) > MAX_LINE:
-        raise _Wrong(_too_long())
-    return _row(_decoded(line))
+        raise JsonProblem(_too_long())
+    return _row(decode_json(line))
 
 
 def _row(data: Any) -> tuple[int, int]:
@@ -136,9 +126,9 @@ def _row(data: Any) -> tuple[int, int]:
         return _whole("The line", data, MAX_TOKENS), 1
     unknown = [key for key in data if key not in ("tokens", "length", "count")]
     if unknown:
-        raise _Wrong(f"The key {unknown[0][:60]!r} is not known.")
+        raise JsonProblem(f"The key {unknown[0][:60]!r} is not known.")
     if len(data.keys() & {"tokens", "length"}) != 1:
-        raise _Wrong("The object has to have either tokens or length.")
+        raise JsonProblem("The object has to have either tokens or length.")
     name = "tokens" if "tokens" in data else "length"
     return _whole(name, data[name], MAX_TOKENS), _whole("count", data.get("count", 1), MAX_COUNT)
 
@@ -151,19 +141,19 @@ def _counted_in_object(data: bytes, file: str) -> dict[int, int]:
         raise DataError(f"The object is longer than {MAX_OBJECT:,} bytes.", hint=HINT, place=file)
     counted: dict[int, int] = {}
     try:
-        for key, count in _decoded(data).items():
+        for key, count in decode_json(data).items():
             if _KEY.fullmatch(key) is None or int(key) > MAX_TOKENS:
-                raise _Wrong(f"The key {key[:60]!r} is no number from 1 to {MAX_TOKENS:,}.", key=key)
+                raise JsonProblem(f"The key {key[:60]!r} is no number from 1 to {MAX_TOKENS:,}.", key=key)
             try:
                 _add(counted, int(key), _whole(f"The count of {key}", count, MAX_COUNT))
-            except _Wrong as error:
-                raise _Wrong(str(error), key=key) from error
-    except _Wrong as error:
+            except JsonProblem as error:
+                raise JsonProblem(str(error), key=key) from error
+    except JsonProblem as error:
         raise DataError(f"{error}", hint=HINT, place=f"{file}:{_line_of(error, data)}") from error
     return counted
 
 
-def _line_of(error: _Wrong, data: bytes) -> int:
+def _line_of(error: JsonProblem, data: bytes) -> int:
     """Return the line on which the key last stands; what is wrong with the text itself has its own line."""
     if error.key is None:
         return error.line
@@ -175,7 +165,7 @@ def _line_of(error: _Wrong, data: bytes) -> int:
 
 def _add(counted: dict[int, int], length: int, count: int) -> None:
     if length not in counted and len(counted) >= MAX_DISTINCT:
-        raise _Wrong(f"It has more than {MAX_DISTINCT:,} different lengths.")
+        raise JsonProblem(f"It has more than {MAX_DISTINCT:,} different lengths.")
     counted[length] = counted.get(length, 0) + count
 
 
@@ -184,31 +174,4 @@ def _whole(name: str, value: Any, most: int) -> int:
     if type(value) is int and 1 <= value <= most:
         return value
     shown = "a list" if isinstance(value, list) else "an object" if isinstance(value, dict) else json.dumps(value)[:60]
-    raise _Wrong(f"{name} is {shown}, and no whole number from 1 to {most:,}.")
-
-
-def _decoded(data: bytes) -> Any:
-    """Decode UTF-8 and JSON; a key that stands twice and what is no number (NaN) are refused."""
-    try:
-        return json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
-    except UnicodeDecodeError as error:
-        raise _Wrong(f"It is not UTF-8: {error.reason}.", line=data.count(b"\n", 0, error.start) + 1) from error
-    except json.JSONDecodeError as error:
-        raise _Wrong(f"It is not JSON: {error.msg}.", line=error.lineno) from error
-    except _Wrong:
-        raise
-    except (RecursionError, ValueError) as error:
-        raise _Wrong("It is not JSON that can be read: nested too deeply, or a number too long.") from error
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    data = dict(pairs)
-    if len(data) < len(pairs):
-        seen: set[str] = set()
-        key = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise _Wrong(f"The key {key[:60]!r} stands twice.", key=key)
-    return data
-
-
-def _no_constant(name: str) -> Any:
-    raise _Wrong(f"{name} is no number.")
+    raise JsonProblem(f"{name} is {shown}, and no whole number from 1 to {most:,}.")

@@ -1,0 +1,365 @@
+"""From rows to token ids and the tokens of the answer: what a model sees, and what it may learn from.
+
+A token belongs to the answer where all of its characters do. One that straddles prompt and answer does not, and
+neither do tokens that share a character with it.
+"""
+
+import re
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import groupby
+from operator import eq
+from typing import Literal, NamedTuple
+
+from foretune.data.rows import InstructionRow, Message, MessagesRow, Row, RowProblem
+from foretune.data.tokenizer import Encoding, TemplateProblem, Tokenizer, TokenizerFacts
+from foretune.data.turns import Span, Turn, locate_turns
+
+__all__ = [
+    "Detail",
+    "EncodeSettings",
+    "Example",
+    "Trait",
+    "encode_prompt",
+    "encode_rows",
+    "format_instruction",
+    "require_template",
+]
+
+Supervision = Literal["all_tokens", "assistant_only"]
+
+
+class Trait:
+    """Bits that say what is remarkable about an example; the statistics count them."""
+
+    MESSAGES = 1
+    """A conversation; else an instruction."""
+    REWRITTEN = 2
+    """The template changed, dropped or moved a turn, which was allowed."""
+    RESPACED = 4
+    """The template changed white space at the ends of a turn or around its thinking."""
+    UNCLOSED = 8
+    """No token or text of the template closes the last answer."""
+    CONTROL_TEXT = 16
+    """A text holds what the tokenizer takes for one of its control tokens."""
+    TAGGED = 32
+    """The template's generation tags say what the answer is."""
+    BOS = 64
+    """It begins with BOS."""
+
+
+class EncodeSettings(NamedTuple):
+    """What decides about ids and answers, beside row, tokenizer and template."""
+
+    supervision: Supervision = "all_tokens"
+    spans: Literal["verified", "template"] = "verified"
+    allow_template_rewrite: bool = False
+
+
+class Example(NamedTuple):
+    """A row as tokens, whole: nothing is cut or padded yet."""
+
+    line: int
+    ids: "array[int]"
+    answer: bytes
+    """A byte for each token: 1 where it belongs to an answer."""
+    traits: int
+
+
+class Detail(NamedTuple):
+    """An example as a person looks at it."""
+
+    text: str
+    starts: Sequence[int]
+    """Where each token begins in the text; a token begins where the one before ends."""
+    ends: Sequence[int]
+
+
+class _Text(NamedTuple):
+    """A row as one text, before it is tokenized."""
+
+    text: str
+    answers: tuple[Span, ...]
+    traits: int
+
+
+def encode_rows(
+    rows: Sequence[Row], tokenizer: Tokenizer, settings: EncodeSettings
+) -> Iterator[tuple[Example, Detail]]:
+    """Encode rows in order. Raises RowProblem at the first that cannot be trained as it stands."""
+    texts: list[_Text] = []
+    problem: RowProblem | None = None
+    for row in rows:
+        try:
+            texts.append(_text_of(row, tokenizer, settings))
+        except RowProblem as error:
+            problem = error
+            break
+    encodings = tokenizer.encode([each.text for each in texts])
+    for row, each, encoding in zip(rows, texts, encodings, strict=False):
+        yield _example(row, each, encoding, tokenizer, settings)
+    if problem is not None:
+        raise problem
+
+
+def _text_of(row: Row, tokenizer: Tokenizer, settings: EncodeSettings) -> _Text:
+    if isinstance(row, InstructionRow):
+        return _instruction_text(row, tokenizer.facts)
+    return _conversation_text(row, tokenizer, settings)
+
+
+# -- instructions
+
+
+def format_instruction(instruction: str, input: str = "") -> str:
+    """Write the prompt of an instruction row; the answer follows without anything between.
+
+    >>> format_instruction("Add.", "1 + 1")
+    '### Instruction:\\nAdd.\\n\\n### Input:\\n1 + 1\\n\\n### Response:\\n'
+    """
+    given = f"### Input:\n{input}\n\n" if input else ""
+    return f"### Instruction:\n{instruction}\n\n{given}### Response:\n"
+
+
+def _instruction_text(row: InstructionRow, facts: TokenizerFacts) -> _Text:
+    if facts.eos_id is None:
+        hint = "Set eos_token in the tokenizer's config, or pass conversations."
+        raise RowProblem(row.line, "the tokenizer has no EOS token, with which an instruction row ends.", hint=hint)
+    prompt = format_instruction(row.instruction, row.input)
+    traits = _control_trait((row.instruction, row.input, row.output), facts)
+    return _Text(prompt + row.output, ((len(prompt), len(prompt) + len(row.output)),), traits)
+
+
+# -- conversations
+
+
+def require_template(facts: TokenizerFacts, settings: EncodeSettings) -> str | None:
+    """Say why no conversation can be encoded, before a row is read; None: it can."""
+    if not facts.has_template:
+        return "the tokenizer has no chat template, so conversations cannot be written as the model expects them."
+    if settings.supervision == "assistant_only" and settings.spans == "template" and not facts.has_generation_tags:
+        return "the chat template has no generation spans, and data.spans is template."
+    return None
+
+
+def _conversation_text(row: MessagesRow, tokenizer: Tokenizer, settings: EncodeSettings) -> _Text:
+    facts, line, messages = tokenizer.facts, row.line, row.messages
+    reason = require_template(facts, settings)
+    if reason is not None:
+        hint = "Use a tokenizer with a template." if not facts.has_template else "Set data.spans: verified."
+        raise RowProblem(line, reason, hint=hint)
+    with_tags = facts.has_generation_tags and settings.supervision == "assistant_only"
+    try:
+        plain = tokenizer.render(messages).text
+        tagged = tokenizer.render(messages, with_tags=True) if with_tags else None
+    except TemplateProblem as problem:
+        hint = "The template decides what it takes; change the row, or choose another model."
+        raise RowProblem(line, f"the chat template refuses the row: {problem}", hint=hint) from problem
+    located = locate_turns(messages, plain, lambda marked: tokenizer.render(marked).text)
+    traits = Trait.MESSAGES | _control_trait((message.content for message in messages), facts)
+    for turn, found in enumerate(located.turns, 1):
+        if not found.is_kept:
+            _refuse_rewrite(line, turn, messages[turn - 1], found, settings)
+            traits |= Trait.REWRITTEN
+        elif found.state == "respaced":
+            traits |= Trait.RESPACED
+    if tagged is not None:
+        if tagged.text != plain:
+            raise _differs(line, "the rendering with generation tags", tagged.text, plain, tokenizer)
+        answers = _merged(tagged.tagged or ())
+        if settings.spans == "verified":
+            _verify_tags(line, messages, located.turns, answers)
+        return _Text(plain, answers, traits | Trait.TAGGED)
+    answers, is_closed = _answers(messages, located.turns, plain, facts)
+    return _Text(plain, answers, traits if is_closed else traits | Trait.UNCLOSED)
+
+
+def _refuse_rewrite(line: int, turn: int, message: Message, found: Turn, settings: EncodeSettings) -> None:
+    if settings.allow_template_rewrite:
+        return
+    what = {
+        "dropped": "does not write this turn's text",
+        "rewritten": "changes this turn's text",
+        "moved": "writes this turn's text out of order",
+    }[found.state]
+    hint = "Change the row, or accept and count such rows with data.allow_template_rewrite: true."
+    raise RowProblem(line, f"the chat template {what} ({message.role}); altered by the template.", turn=turn, hint=hint)
+
+
+def _differs(line: int, what: str, text: str, other: str, tokenizer: Tokenizer) -> RowProblem:
+    """Name the first token in which two renderings of a row differ."""
+    ids, others = (encoding.ids for encoding in tokenizer.encode([text, other]))
+    first = next((k for k, (one, two) in enumerate(zip(ids, others, strict=False)) if one != two), None)
+    token = min(len(ids), len(others)) if first is None else first
+    hint = "Correct the template: with tags it has to write what it writes without."
+    return RowProblem(line, f"{what} differs at token {token + 1} from the ordinary one.", hint=hint)
+
+
+def _verify_tags(line: int, messages: Sequence[Message], turns: Sequence[Turn], tagged: tuple[Span, ...]) -> None:
+    """Require that generation tags hold each answer whole, and nothing of another turn."""
+    for turn, (message, found) in enumerate(zip(messages, turns, strict=True), 1):
+        is_answer = message.role == "assistant"
+        for start, stop in found.spans:
+            is_inside = any(first <= start and stop <= last for first, last in tagged)
+            is_outside = all(stop <= first or last <= start for first, last in tagged)
+            if (is_answer and is_inside) or (not is_answer and is_outside):
+                continue
+            what = "do not hold the whole answer" if is_answer else f"hold text of the {message.role}"
+            hint = "Correct the template, or take its tags as they are with data.spans: template."
+            raise RowProblem(line, f"the template's generation tags {what}.", turn=turn, hint=hint)
+
+
+def _answers(
+    messages: Sequence[Message], turns: Sequence[Turn], text: str, facts: TokenizerFacts
+) -> tuple[tuple[Span, ...], bool]:
+    """Return the answers with what closes them, and whether something closes the last one.
+
+    What closes an answer is what the template writes after the last one: white space and a control token, or one
+    word. After an earlier answer the same text counts, and nothing else.
+    """
+    spoken = [turn.spans for message, turn in zip(messages, turns, strict=True) if message.role == "assistant"]
+    closing = _closing(text[spoken[-1][-1][1] :], facts) if spoken[-1] else ""
+    answers: list[Span] = []
+    for spans in spoken:
+        if spans:
+            *inner, (start, stop) = spans
+            is_closed = closing and text.startswith(closing, stop)
+            answers += [*inner, (start, stop + len(closing) if is_closed else stop)]
+    return _merged(answers), bool(closing)
+
+
+def _closing(tail: str, facts: TokenizerFacts) -> str:
+    match = _control_pattern(facts.special_texts).search(tail)
+    if match is not None and not tail[: match.start()].strip():
+        return tail[: match.end()]
+    words = tail.split()
+    return tail.rstrip() if len(words) == 1 else ""
+
+
+@lru_cache(maxsize=8)
+def _control_pattern(texts: tuple[str, ...]) -> re.Pattern[str]:
+    """Match any of the control tokens, the longer before what it begins with."""
+    return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or "(?!)")
+
+
+def _control_trait(texts: Iterable[str], facts: TokenizerFacts) -> int:
+    pattern = _control_pattern(facts.special_texts)
+    return Trait.CONTROL_TEXT if any(pattern.search(text) for text in texts) else 0
+
+
+def _merged(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """Join spans that touch."""
+    merged: list[Span] = []
+    for start, stop in sorted(spans):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
+        elif start < stop:
+            merged.append((start, stop))
+    return tuple(merged)
+
+
+def encode_prompt(messages: Sequence[Message], tokenizer: Tokenizer) -> Sequence[int]:
+    """Encode what comes before an answer, as a conversation's next turn: for evaluation and generation."""
+    text = tokenizer.render(messages, add_generation_prompt=True).text
+    return tokenizer.encode([text])[0].ids
+
+
+# -- tokens
+
+
+def _example(
+    row: Row, each: _Text, encoding: Encoding, tokenizer: Tokenizer, settings: EncodeSettings
+) -> tuple[Example, Detail]:
+    facts, ids = tokenizer.facts, array("I", encoding.ids)
+    starts, ends = _checked_offsets(encoding, each.text, row.line, tokenizer)
+    answer = _mask(each.answers, starts, ends)
+    if isinstance(row, InstructionRow) and (not ids or ids[-1] != facts.eos_id):
+        assert facts.eos_id is not None
+        ids.append(facts.eos_id)
+        starts, ends = [*starts, len(each.text)], [*ends, len(each.text)]
+        answer.append(1)
+    traits = each.traits | (Trait.BOS if ids and ids[0] == facts.bos_id else 0)
+    _require_labels(row.line, ids, answer, settings)
+    return Example(row.line, ids, bytes(answer), traits), Detail(each.text, starts, ends)
+
+
+def _require_labels(line: int, ids: "array[int]", answer: bytearray, settings: EncodeSettings) -> None:
+    """Require a token to learn that a token stands before: the first is predicted from nothing."""
+    if len(ids) < 2:
+        raise RowProblem(line, "it is a single token, before which nothing stands to predict it from.")
+    if settings.supervision == "assistant_only" and not any(answer[1:]):
+        message = "no token of the answer can be supervised: none lies wholly inside it after the first position."
+        raise RowProblem(line, message, hint="Lengthen the answer, or use supervision: all_tokens.")
+
+
+def _mask(answers: Iterable[Span], starts: Sequence[int], ends: Sequence[int]) -> bytearray:
+    """Mark the tokens that lie wholly inside a span and share no character with one that does not."""
+    mask = bytearray(len(starts))
+    for first, last in answers:
+        begin = bisect_left(starts, first)
+        if begin and ends[begin - 1] > first:
+            begin = bisect_left(starts, ends[begin - 1])
+        stop = bisect_right(ends, last)
+        if stop < len(starts) and starts[stop] < last:
+            stop = bisect_right(ends, starts[stop])
+        if begin < stop:
+            mask[begin:stop] = b"\1" * (stop - begin)
+    return mask
+
+
+def _checked_offsets(
+    encoding: Encoding, text: str, line: int, tokenizer: Tokenizer
+) -> tuple[Sequence[int], Sequence[int]]:
+    """Return where tokens begin and end; they must be in order, cover the text and have a width."""
+    if not encoding.offsets:
+        if text.strip():
+            raise _unusable(line, "there is no token", tokenizer)
+        return (), ()
+    starts, ends = zip(*encoding.offsets, strict=True)
+    is_tiling = starts[0] == 0 and ends[-1] == len(text) and starts[1:] == ends[:-1]
+    if is_tiling and not any(map(eq, starts, ends)):
+        return starts, ends
+    return _repaired_offsets(encoding, text, line, tokenizer)
+
+
+def _repaired_offsets(
+    encoding: Encoding, text: str, line: int, tokenizer: Tokenizer
+) -> tuple[Sequence[int], Sequence[int]]:
+    """Give white space between two tokens to the later one, as byte-level tokenizers mean it that trim offsets."""
+    starts: list[int] = []
+    start = end = 0
+    for index, (token, (first, last)) in enumerate(zip(encoding.ids, encoding.offsets, strict=True)):
+        if first == last and token not in tokenizer.facts.special_ids and not tokenizer.is_dummy(token):
+            raise _unusable(line, f"token {index + 1} has no width", tokenizer)
+        if first > end:
+            if text[end:first].strip():
+                raise _unusable(line, f"no token covers {text[end:first][:20]!r}", tokenizer)
+            first = end
+        if first < start or last < end or last > len(text):
+            raise _unusable(line, f"token {index + 1} is out of order", tokenizer)
+        start, end = first, last
+        starts.append(first)
+    if text[end:].strip():
+        raise _unusable(line, f"no token covers {text[end:][:20]!r}", tokenizer)
+    return starts, [last for _, last in encoding.offsets]
+
+
+def _unusable(line: int, why: str, tokenizer: Tokenizer) -> RowProblem:
+    message = f"unusable offsets of {tokenizer.facts.name}: {why}."
+    return RowProblem(line, message, hint="Use a version of the tokenizer whose offsets say where each token stands.")
+
+
+def pieces_of(example: Example, detail: Detail, eos_text: str | None) -> list[str]:
+    """Return the texts of the runs of answer tokens, as they stand in the rendering; EOS that was added by its name."""
+    pieces, position = [], 0
+    for is_answer, run in groupby(example.answer):
+        length = sum(1 for _ in run)
+        stop = position + length
+        if is_answer:
+            text = detail.text[detail.starts[position] : detail.ends[stop - 1]]
+            is_added = stop == len(example.ids) and detail.starts[-1] == detail.ends[-1] == len(detail.text)
+            pieces.append(text + (eos_text or "") if is_added else text)
+        position = stop
+    return pieces
