@@ -96,6 +96,7 @@ def data_settings(draw: st.DrawFn) -> dict[str, Any]:
         "spans": spans,
         "truncation": draw(st.sampled_from(["error", "right"])),
         "allow_template_rewrite": draw(st.booleans()),
+        "template_date": draw(maybe(st.dates().map(str))),
     }
     return {"data": data, "evaluation": evaluation}
 

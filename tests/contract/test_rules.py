@@ -48,6 +48,9 @@ BROKEN: dict[str, list[dict[str, object]]] = {
     "warmup": [{"schedule.updates": 10, "schedule.warmup_updates": 10}],
     "packing-or-sorting": [{"batch.packing": True, "batch.sort_by_length": True}],
     "spans": [{"data.spans": "template"}],
+    "template-date": [
+        {"data.template_date": text} for text in ("today", "2026-02-30", "2026-1-31", "2026-01-31T00:00", "0000-01-01")
+    ],
     "held-out-once": [{"evaluation.data": "a.jsonl", "evaluation.split": 0.1}],
     "other-rows": [{"evaluation.data": "a.jsonl", "data.train": "./a.jsonl"}],
     "evaluation-cadence": [{"evaluation.every_updates": 5}],
@@ -82,6 +85,7 @@ KEPT: dict[str, list[dict[str, object]]] = {
     "warmup": [{"schedule.updates": 10, "schedule.warmup_updates": 9}, {"schedule.warmup_updates": 100}],
     "packing-or-sorting": [{"batch.packing": True}, {"batch.sort_by_length": True}],
     "spans": [{"data.spans": "template", "data.supervision": "assistant_only"}],
+    "template-date": [{"data.template_date": "2024-02-29"}],
     "held-out-once": [{"evaluation.data": "a.jsonl"}, {"evaluation.split": 0.1}],
     "other-rows": [{"evaluation.data": "a.jsonl", "data.train": "b.jsonl"}],
     "evaluation-cadence": [{"evaluation.every_updates": 5, "evaluation.split": 0.1}],

@@ -57,6 +57,7 @@ RECORDED_ONLY: dict[str, tuple[Any, dict[str, Any]]] = {
     "data.spans": ("template", {"data.supervision": "assistant_only"}),
     "data.truncation": ("right", {}),
     "data.allow_template_rewrite": (True, {}),
+    "data.template_date": ("2026-01-31", {}),
     "evaluation.every_updates": (10, {"evaluation.split": 0.1}),
     "checkpoint.every_updates": (10, {}),
     "checkpoint.every_minutes": (5.0, {}),

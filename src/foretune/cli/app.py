@@ -33,6 +33,7 @@ root = Group(
         "recommend": LazyCommand("foretune.cli.recommend", "recommend", "What to run: the best settings that fit."),
         "trace": LazyCommand("foretune.cli.trace", "trace", "The same by the real program, run without data."),
         "score": LazyCommand("foretune.cli.score", "score", "How far predictions are from what was measured."),
+        "data": LazyCommand("foretune.cli.data", "data", "The rows that are trained on: check and convert."),
         "models": LazyCommand("foretune.cli.models", "models", "The models whose architecture is known."),
         "devices": LazyCommand("foretune.cli.devices", "devices", "The GPUs that are known, and this machine's."),
         "config": LazyCommand("foretune.cli.config", "config", "Write, check and explain a configuration file."),

@@ -171,6 +171,9 @@ class DataSettings(Value, frozen=True, kw_only=True):
     """What to do with a row longer than `batch.sequence_length`."""
     allow_template_rewrite: bool = False
     """Accept a chat template that changes or drops a turn; such rows are counted."""
+    template_date: Text | None = None
+    """The day (`2026-01-31`) that a chat template is told where it asks for today's. None: the day of the run, which
+    is recorded."""
 
 
 class EvaluationSettings(Value, frozen=True, kw_only=True):

@@ -1,5 +1,7 @@
 """What is trained on: rows, their tokens, and which of them carry loss; how long rows are, padded and packed."""
 
+from foretune.data.batches import truncate
+from foretune.data.cache import cache_folder, digest_file, prune_stores, store_place
 from foretune.data.encode import (
     Detail,
     EncodeSettings,
@@ -9,29 +11,48 @@ from foretune.data.encode import (
     encode_rows,
     format_instruction,
     require_template,
+    runs_of,
 )
 from foretune.data.length_files import read_lengths
 from foretune.data.lengths import (
+    LengthBin,
     Lengths,
     LengthStats,
     LongRows,
     Packing,
     Padding,
+    bin_lengths,
     describe_lengths,
     find_long_rows,
     pack_rows,
     pad_rows,
 )
-from foretune.data.rows import InstructionRow, Message, MessagesRow, Row, RowProblem, parse_row, read_lines, read_rows
+from foretune.data.rows import (
+    InstructionRow,
+    Message,
+    MessagesRow,
+    Row,
+    RowProblem,
+    open_rows,
+    parse_row,
+    read_chunks,
+    read_lines,
+    read_rows,
+)
+from foretune.data.stats import DataStats, StatsCounter, supervised_mask
+from foretune.data.store import EncodedRows, StoreWriter, TokenStore, open_store
 from foretune.data.tokenizer import Encoding, Rendering, TemplateProblem, Tokenizer, TokenizerFacts
 from foretune.data.turns import Located, Turn, locate_turns
 
 __all__ = [
+    "DataStats",
     "Detail",
     "EncodeSettings",
+    "EncodedRows",
     "Encoding",
     "Example",
     "InstructionRow",
+    "LengthBin",
     "LengthStats",
     "Lengths",
     "Located",
@@ -43,22 +64,36 @@ __all__ = [
     "Rendering",
     "Row",
     "RowProblem",
+    "StatsCounter",
+    "StoreWriter",
     "TemplateProblem",
+    "TokenStore",
     "Tokenizer",
     "TokenizerFacts",
     "Trait",
     "Turn",
+    "bin_lengths",
+    "cache_folder",
     "describe_lengths",
+    "digest_file",
     "encode_prompt",
     "encode_rows",
     "find_long_rows",
     "format_instruction",
     "locate_turns",
+    "open_rows",
+    "open_store",
     "pack_rows",
     "pad_rows",
     "parse_row",
+    "prune_stores",
+    "read_chunks",
     "read_lengths",
     "read_lines",
     "read_rows",
     "require_template",
+    "runs_of",
+    "store_place",
+    "supervised_mask",
+    "truncate",
 ]

@@ -26,6 +26,7 @@ __all__ = [
     "encode_rows",
     "format_instruction",
     "require_template",
+    "runs_of",
 ]
 
 Supervision = Literal["all_tokens", "assistant_only"]
@@ -351,15 +352,12 @@ def _unusable(line: int, why: str, tokenizer: Tokenizer) -> RowProblem:
     return RowProblem(line, message, hint="Use a version of the tokenizer whose offsets say where each token stands.")
 
 
-def pieces_of(example: Example, detail: Detail, eos_text: str | None) -> list[str]:
-    """Return the texts of the runs of answer tokens, as they stand in the rendering; EOS that was added by its name."""
-    pieces, position = [], 0
-    for is_answer, run in groupby(example.answer):
-        length = sum(1 for _ in run)
-        stop = position + length
-        if is_answer:
-            text = detail.text[detail.starts[position] : detail.ends[stop - 1]]
-            is_added = stop == len(example.ids) and detail.starts[-1] == detail.ends[-1] == len(detail.text)
-            pieces.append(text + (eos_text or "") if is_added else text)
+def runs_of(mask: bytes, detail: Detail, eos_text: str | None = None) -> Iterator[tuple[str, bool]]:
+    """Yield a row's text in runs of tokens that are supervised or are not, with EOS that was added by its name."""
+    position, num_tokens = 0, len(mask)
+    is_added = num_tokens > 0 and detail.starts[-1] == detail.ends[-1] == len(detail.text)
+    for is_supervised, run in groupby(mask):
+        stop = position + sum(1 for _ in run)
+        text = detail.text[detail.starts[position] : detail.ends[stop - 1]]
+        yield text + (eos_text or "") if is_added and stop == num_tokens else text, bool(is_supervised)
         position = stop
-    return pieces

@@ -6,6 +6,7 @@ All of it is arithmetic on the histogram, so a data set of a billion rows costs 
 from bisect import bisect_left, insort
 from collections.abc import Mapping
 from itertools import accumulate
+from math import ceil, log2
 from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta
@@ -13,11 +14,13 @@ from msgspec import Meta
 from foretune.values import Value
 
 __all__ = [
+    "LengthBin",
     "LengthStats",
     "Lengths",
     "LongRows",
     "Packing",
     "Padding",
+    "bin_lengths",
     "describe_lengths",
     "find_long_rows",
     "pack_rows",
@@ -93,6 +96,15 @@ class LengthStats(Value, frozen=True, kw_only=True):
     longest: Tokens
 
 
+class LengthBin(Value, frozen=True, kw_only=True):
+    """Rows of about one length."""
+
+    first: Tokens
+    last: Tokens
+    """The shortest and the longest that count."""
+    num_rows: Count
+
+
 class LongRows(Value, frozen=True, kw_only=True):
     """Rows that are longer than `batch.sequence_length`."""
 
@@ -139,6 +151,22 @@ def describe_lengths(lengths: Lengths) -> LengthStats:
         p95=lengths.percentile(95),
         longest=lengths.longest,
     )
+
+
+def bin_lengths(lengths: Lengths, bins_per_octave: int = 6) -> tuple[LengthBin, ...]:
+    """Gather lengths into bins whose width grows with them, each a constant part of an octave; the last ends at the
+    longest row."""
+    counted: dict[int, int] = {}
+    for tokens, count in zip(lengths.tokens, lengths.counts, strict=True):
+        place = int(bins_per_octave * log2(tokens))
+        counted[place] = counted.get(place, 0) + count
+    found = []
+    for place in range(min(counted), max(counted) + 1):
+        first, after = (ceil(2 ** ((place + step) / bins_per_octave) - 1e-9) for step in (0, 1))
+        if first < after:
+            last = min(after - 1, lengths.longest)
+            found.append(LengthBin(first=first, last=last, num_rows=counted.get(place, 0)))
+    return tuple(found)
 
 
 def find_long_rows(lengths: Lengths, limit: int) -> LongRows:

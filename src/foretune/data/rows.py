@@ -20,6 +20,7 @@ __all__ = [
     "RowProblem",
     "open_rows",
     "parse_row",
+    "read_chunks",
     "read_lines",
     "read_rows",
 ]
@@ -124,29 +125,43 @@ def read_lines(stream: BinaryIO, file: str) -> Iterator[tuple[int, bytes]]:
 
     Raises DataError for a line of more than 16 MiB and where reading fails.
     """
-    number, rest = 1, b""
+    for first, chunk in read_chunks(stream, file):
+        yield from enumerate(chunk.removesuffix(b"\n").split(b"\n"), first)
+
+
+def read_chunks(stream: BinaryIO, file: str, size: int = BLOCK) -> Iterator[tuple[int, bytes]]:
+    """Yield the number of a first line with the bytes of whole lines, of about `size` bytes or one long line.
+
+    Raises DataError for a line of more than 16 MiB and where reading fails.
+    """
+    first, rest = 1, b""
     try:
-        block = stream.read(BLOCK).removeprefix(BYTE_ORDER_MARK)
+        block = stream.read(size).removeprefix(BYTE_ORDER_MARK)
         while block:
-            lines = block.split(b"\n")
-            lines[0] = rest + lines[0]
-            rest = lines.pop()
-            for line in lines:
-                _refuse_length(line, number, file)
-                yield number, line
-                number += 1
-            _refuse_length(rest, number, file)
-            block = stream.read(BLOCK)
+            head, newline, tail = block.rpartition(b"\n")
+            if newline:
+                chunk = rest + head + newline
+                _refuse_length(chunk, first, file)
+                yield first, chunk
+                first += chunk.count(b"\n")
+                rest = tail
+            else:
+                rest += tail
+                _refuse_length(rest, first, file)
+            block = stream.read(size)
     except OSError as error:
         raise unreadable(file, error) from error
     if rest:
-        yield number, rest
+        yield first, rest
 
 
-def _refuse_length(line: bytes, number: int, file: str) -> None:
-    if len(line) > MAX_LINE_BYTES:
-        problem = RowProblem(number, f"the line is longer than {MAX_LINE_BYTES:,} bytes.", hint="Split the row.")
-        raise problem.located(file)
+def _refuse_length(chunk: bytes, first: int, file: str) -> None:
+    if len(chunk) <= MAX_LINE_BYTES:
+        return
+    for number, line in enumerate(chunk.split(b"\n"), first):
+        if len(line) > MAX_LINE_BYTES:
+            problem = RowProblem(number, f"the line is longer than {MAX_LINE_BYTES:,} bytes.", hint="Split the row.")
+            raise problem.located(file)
 
 
 # -- one row

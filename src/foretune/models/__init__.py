@@ -27,6 +27,7 @@ from foretune.models.targets import (
     resolve_saved_modules,
     resolve_targets,
 )
+from foretune.models.tokenizers import TokenizerFiles, resolve_tokenizer
 
 __all__ = [
     "LITGPT_TYPES",
@@ -41,6 +42,7 @@ __all__ = [
     "ModelShape",
     "ParameterSpec",
     "Projection",
+    "TokenizerFiles",
     "Tower",
     "adapted_params",
     "known_model_types",
@@ -52,5 +54,6 @@ __all__ = [
     "resolve_model",
     "resolve_saved_modules",
     "resolve_targets",
+    "resolve_tokenizer",
     "shape_from_config",
 ]

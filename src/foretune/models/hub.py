@@ -6,7 +6,7 @@ question is one request with a short time limit and no retry, so that a person w
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -21,7 +21,9 @@ __all__ = [
     "ModelOfflineError",
     "ModelTokenError",
     "cached_config",
+    "cached_snapshot",
     "fetch_config",
+    "fetch_files",
     "published_parameters",
 ]
 
@@ -86,17 +88,25 @@ def cache_folder() -> Path:
     return (Path(base).expanduser() if base else Path.home() / ".cache") / "huggingface" / "hub"
 
 
-def cached_config(id: str, revision: str | None = None) -> HubFile | None:
-    """Read a config.json from the hub cache, without network and without huggingface_hub; None: it is not there."""
+def cached_snapshot(id: str, revision: str | None = None) -> Path | None:
+    """Return the folder of a revision in the hub cache, named by its commit; None: it is not there."""
     folder = cache_folder() / f"models--{id.replace('/', '--')}"
     wanted = revision or "main"
     try:
         commit = wanted if _COMMIT.fullmatch(wanted) else (folder / "refs" / wanted).read_text().strip()
-        if not _COMMIT.fullmatch(commit):
-            return None
-        path = folder / "snapshots" / commit / "config.json"
-        return HubFile(path.read_bytes(), commit, str(path))
     except (OSError, UnicodeDecodeError):
+        return None
+    snapshot = folder / "snapshots" / commit
+    return snapshot if _COMMIT.fullmatch(commit) and snapshot.is_dir() else None
+
+
+def cached_config(id: str, revision: str | None = None) -> HubFile | None:
+    """Read a config.json from the hub cache, without network and without huggingface_hub; None: it is not there."""
+    snapshot = cached_snapshot(id, revision)
+    try:
+        path = snapshot / "config.json" if snapshot else None
+        return HubFile(path.read_bytes(), path.parent.name, str(path)) if path else None
+    except OSError:
         return None
 
 
@@ -109,6 +119,33 @@ def fetch_config(id: str, revision: str | None = None) -> HubFile:
     answer = _ask(id, f"{id}/resolve/{wanted}/config.json")
     _refuse_answer(id, wanted, answer)
     return HubFile(answer.body, answer.commit, f"config.json of {id}")
+
+
+def fetch_files(id: str, revision: str | None, names: Sequence[str]) -> Path:
+    """Download some small files of a model into the hub cache, and return the folder of their revision.
+
+    Raises ModelAccessError: token missing, not granted, not found or offline.
+    """
+    wanted = revision or "main"
+    answer = _ask(id, f"{id}/resolve/{wanted}/{names[0]}", what=names[0])
+    _refuse_answer(id, wanted, answer, names[0])
+    try:
+        return Path(_download(id, answer.commit or wanted, names))
+    except OSError as error:
+        raise ModelOfflineError(
+            f"The files of {id} could not be downloaded ({type(error).__name__}).",
+            hint="Check the network and the disk, or pass a folder that has them.",
+            field="model",
+        ) from None  # the cause may hold the request with its token
+
+
+def _download(id: str, revision: str, names: Sequence[str]) -> str:
+    """Download through huggingface_hub. Raises OSError (this is what tests replace)."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]  # lazily exported
+
+    disable_progress_bars()
+    return str(snapshot_download(id, revision=revision, allow_patterns=list(names), cache_dir=cache_folder()))
 
 
 def published_parameters(id: str, revision: str | None = None) -> int | None:
@@ -127,7 +164,7 @@ def published_parameters(id: str, revision: str | None = None) -> int | None:
 HUB_OFFLINE = "HF_HUB_OFFLINE is set"
 
 
-def _ask(id: str, path: str) -> Answer:
+def _ask(id: str, path: str, what: str = "config.json") -> Answer:
     try:
         return _get(path)
     except OSError as error:
@@ -136,7 +173,7 @@ def _ask(id: str, path: str) -> Answer:
         remedy = "Unset it" if is_set else "Check the network"
         raise ModelOfflineError(
             f"{id} is not in the catalogue or the cache, and {why}.",
-            hint=f"{remedy}, or pass the path of a config.json.",
+            hint=f"{remedy}, or pass the path of a {what}.",
             field="model",
         ) from None  # the cause may hold the request with its token
 
@@ -171,31 +208,31 @@ def _get(path: str) -> Answer:
     )
 
 
-def _refuse_answer(id: str, revision: str, answer: Answer) -> None:
+def _refuse_answer(id: str, revision: str, answer: Answer, name: str = "config.json") -> None:
     if answer.status == 200:
         return
     if answer.status == 403 or (answer.error_code == "GatedRepo" and answer.had_token):
         raise ModelNotGrantedError(
             f"{id} is gated, and this account was not granted access (HTTP {answer.status}).",
-            hint=f"Accept its licence at https://huggingface.co/{id}, or pass the path of a config.json.",
+            hint=f"Accept its licence at https://huggingface.co/{id}, or pass the path of a {name}.",
             field="model",
         )
     if answer.status == 401 and not answer.had_token:
         raise ModelTokenError(
             f"The Hub does not show {id} without a token: it is gated or private, or there is no such model.",
-            hint="Check the spelling; then `hf auth login`, or set HF_TOKEN, or pass the path of a config.json.",
+            hint=f"Check the spelling; then `hf auth login`, or set HF_TOKEN, or pass the path of a {name}.",
             field="model",
         )
     if answer.status in (401, 404):
-        what = {"RevisionNotFound": f"no revision {revision!r} of {id}", "EntryNotFound": f"no config.json in {id}"}
+        what = {"RevisionNotFound": f"no revision {revision!r} of {id}", "EntryNotFound": f"no {name} in {id}"}
         found = what.get(answer.error_code or "", f"no model {id}")
         raise ModelNotFoundError(
             f"The Hub has {found} that this account can see.",
-            hint="Check the spelling, or pass the path of a config.json.",
+            hint=f"Check the spelling, or pass the path of a {name}.",
             field="model",
         )
     raise ModelOfflineError(
         f"The Hub did not answer for {id} (HTTP {answer.status}).",
-        hint="Try again later, or pass the path of a config.json.",
+        hint=f"Try again later, or pass the path of a {name}.",
         field="model",
     )

@@ -80,11 +80,11 @@ class _Read(NamedTuple):
 
 
 def _find(id_or_path: str, revision: str | None, offline: bool) -> _Known | _Read:
-    _refuse_characters(id_or_path)
+    refuse_characters(id_or_path)
     path = _local_config(id_or_path)
     if path is not None:
         return _Read(read_config(path), id_or_path, "file", str(path))
-    _refuse_id(id_or_path)
+    refuse_id(id_or_path)
     if revision is not None:
         return _at_revision(id_or_path, revision, offline)
     match = find_catalogue(id_or_path)
@@ -92,10 +92,7 @@ def _find(id_or_path: str, revision: str | None, offline: bool) -> _Known | _Rea
 
 
 def _at_revision(id: str, revision: str, offline: bool) -> _Known | _Read:
-    if not _REVISION.fullmatch(revision) or ".." in revision:
-        raise ConfigError(
-            f"{revision[:60]!r} is not a revision.", hint="Write a branch, a tag or a 40-hex commit.", field="revision"
-        )
+    refuse_revision(revision)
     match = find_catalogue(id)
     full_id = match.id if match else id
     if match and offline and hub.cached_config(full_id, revision) is None:
@@ -145,7 +142,8 @@ def _unknown_offline(id: str, revision: str | None) -> hub.ModelOfflineError:
 # -- names and paths ---------------------------------------------------------------------------------------------
 
 
-def _refuse_characters(text: str) -> None:
+def refuse_characters(text: str) -> None:
+    """Raise ConfigError for what is neither an id nor a path: nothing, control characters, an address."""
     if not text.strip():
         raise ConfigError("The model is empty.", hint="Write an id or the path of a config.json.", field="model")
     if _CONTROL.search(text):
@@ -160,7 +158,8 @@ def _refuse_characters(text: str) -> None:
         )
 
 
-def _refuse_id(text: str) -> None:
+def refuse_id(text: str) -> None:
+    """Raise ConfigError for what is no path that exists, and cannot be an id."""
     if _is_path_like(text):
         raise ConfigError(
             f"There is no file or folder {text[:200]!r} with a config.json.",
@@ -172,6 +171,14 @@ def _refuse_id(text: str) -> None:
             f"{text[:60]!r} is neither a path that exists nor an id.",
             hint="An id looks like Qwen/Qwen2.5-0.5B.",
             field="model",
+        )
+
+
+def refuse_revision(revision: str | None) -> None:
+    """Raise ConfigError for what cannot be a branch, a tag or a commit."""
+    if revision is not None and (not _REVISION.fullmatch(revision) or ".." in revision):
+        raise ConfigError(
+            f"{revision[:60]!r} is not a revision.", hint="Write a branch, a tag or a 40-hex commit.", field="revision"
         )
 
 

@@ -1,14 +1,24 @@
 """Which libraries are there, without importing them, and whether foretune was tested with them."""
 
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
 from foretune.contract import TrainingConfig
 from foretune.errors import MissingDependencyError, UnsupportedError
 
-__all__ = ["INSTALL_LINE", "TESTED", "installed_versions", "libraries_for", "require_libraries"]
+__all__ = [
+    "DATA_INSTALL_LINE",
+    "INSTALL_LINE",
+    "TESTED",
+    "installed_versions",
+    "libraries_for",
+    "require_libraries",
+    "require_text_libraries",
+]
 
 INSTALL_LINE = "pip install 'foretune[train]'"
+DATA_INSTALL_LINE = "pip install 'foretune[data]'"
 
 
 class _Range(NamedTuple):
@@ -29,6 +39,13 @@ TESTED = {
 }
 """torch from 2.10 (CVE-2026-24747), Transformers from 5.3 (CVE-2026-4372): the floors lie above both."""
 
+TEXT_TESTED = {
+    "transformers": TESTED["transformers"],
+    "tokenizers": _Range((0, 22), (1,)),
+    "jinja2": _Range((3, 1, 6), (4,)),
+}
+"""What rows are read, rendered and tokenized with; jinja2 from 3.1.6, before which its sandbox can be left."""
+
 
 def installed_versions() -> dict[str, str | None]:
     """Return each library's version, None where it is not installed."""
@@ -46,14 +63,23 @@ def require_libraries(*names: str) -> dict[str, str]:
 
     Raises MissingDependencyError with the install line, UnsupportedError outside the tested range.
     """
-    found = {name: _version(name) for name in names}
+    return _required({name: TESTED[name] for name in names}, INSTALL_LINE)
+
+
+def require_text_libraries() -> dict[str, str]:
+    """Return the versions of what rows are tokenized with. Raises as `require_libraries`."""
+    return _required(TEXT_TESTED, DATA_INSTALL_LINE)
+
+
+def _required(ranges: Mapping[str, _Range], install_line: str) -> dict[str, str]:
+    found = {name: _version(name) for name in ranges}
     missing = [name for name, value in found.items() if value is None]
     if missing:
         raise MissingDependencyError(
-            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed.", hint=f"Run: {INSTALL_LINE}"
+            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed.", hint=f"Run: {install_line}"
         )
     for name, value in found.items():
-        allowed = TESTED[name]
+        allowed = ranges[name]
         if not allowed.first <= _numbers(value or "") < allowed.stop:
             raise UnsupportedError(
                 f"{name} {value} is outside the tested range {allowed}.", hint=f"Run: pip install '{name}{allowed}'"

@@ -48,6 +48,7 @@ from foretune.values import Value
 if TYPE_CHECKING:
     import os
 
+    from foretune.api.rows import DataAnswer, Progress, RowPreview, check_data, prepare_data
     from foretune.contract import dump_config, json_schema
     from foretune.data import Lengths, read_lengths
     from foretune.devices import Detection, detect_devices
@@ -60,6 +61,7 @@ __all__ = [
     "AliveTensors",
     "Boundary",
     "Carriers",
+    "DataAnswer",
     "Detection",
     "DeviceSpec",
     "EstimateAnswer",
@@ -77,8 +79,10 @@ __all__ = [
     "Origin",
     "Plan",
     "Prediction",
+    "Progress",
     "Recommendation",
     "Refusal",
+    "RowPreview",
     "ScoreReport",
     "StackProfile",
     "Timeline",
@@ -89,6 +93,7 @@ __all__ = [
     "boundary",
     "build_config",
     "carriers",
+    "check_data",
     "describe_model",
     "detect_devices",
     "device_from_memory",
@@ -105,6 +110,7 @@ __all__ = [
     "list_models",
     "load_config",
     "parse_config",
+    "prepare_data",
     "read_lengths",
     "recommend",
     "report_of",
@@ -581,6 +587,10 @@ def __getattr__(name: str) -> Any:
         from foretune import data
 
         return getattr(data, name)
+    if name in ("DataAnswer", "Progress", "RowPreview", "check_data", "prepare_data"):
+        from foretune.api import rows
+
+        return getattr(rows, name)
     if name in ("LengthNeed", "LengthsAnswer"):
         from foretune import needs
 

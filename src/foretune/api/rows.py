@@ -1,0 +1,190 @@
+"""The journeys of the data room: what a file of rows holds, and what a model would learn from it."""
+
+from collections.abc import Iterator
+from datetime import date
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from foretune.contract import TrainingConfig
+from foretune.data import (
+    DataStats,
+    Detail,
+    EncodeSettings,
+    Example,
+    LengthBin,
+    Packing,
+    Padding,
+    bin_lengths,
+    cache_folder,
+    pack_rows,
+    pad_rows,
+    runs_of,
+    supervised_mask,
+)
+from foretune.errors import ConfigError
+from foretune.models import TokenizerFiles, resolve_tokenizer
+from foretune.runtime.encoding import EncodingTask, default_workers
+from foretune.runtime.libraries import require_text_libraries
+from foretune.runtime.preparation import Preparation, PreparedRows, Progress, prepare_rows
+from foretune.values import Value
+
+__all__ = ["DataAnswer", "Progress", "RowPreview", "check_data", "prepare_data"]
+
+IGNORED = -100
+Count = Annotated[int, Meta(ge=0)]
+
+
+class RowPreview(Value, frozen=True, kw_only=True):
+    """One row as a model sees it."""
+
+    line: Count
+    text: str
+    """The row as it is tokenized; EOS that was added to an instruction row is not part of it."""
+    ids: tuple[int, ...]
+    labels: tuple[int, ...]
+    """Each token's id where it carries loss, else -100; a model shifts them by one."""
+    runs: tuple[tuple[str, bool], ...]
+    """The text in runs of tokens that carry loss or do not."""
+
+    @property
+    def supervised(self) -> tuple[str, ...]:
+        """The texts that carry loss."""
+        return tuple(text for text, is_supervised in self.runs if is_supervised)
+
+
+class DataAnswer(Value, frozen=True, kw_only=True):
+    """What a file of rows holds, and which of its tokens a model would learn from."""
+
+    file: str
+    model: str
+    tokenizer: str
+    """Class, and library with its version."""
+    revision: str | None
+    """The commit of the Hub that the tokenizer is from; None for a folder."""
+    template_date: str | None
+    """The day that the chat template is told; None where it does not ask."""
+    sequence_length: Annotated[int, Meta(ge=1)] | None
+    """Rows are cut to it, or refused; None: they were taken as they are."""
+    truncation: Literal["error", "right"]
+    stats: DataStats
+    padding: Padding
+    """Rows in the micro batches of the configuration, each padded to its longest row."""
+    packing: Packing
+    """Rows packed to the sequence length (to the longest row where there is none)."""
+    length_bins: tuple[LengthBin, ...]
+    """Rows by their tokens before truncation."""
+    rows: tuple[RowPreview, ...]
+    """The first rows in detail."""
+    was_cached: bool
+    """Whether the tokens were kept by an earlier command."""
+
+
+def check_data(
+    config: TrainingConfig,
+    *,
+    chat_template: str | None = None,
+    is_limited: bool = True,
+    num_rows: int | None = 2,
+    offline: bool = False,
+    workers: int | None = None,
+    use_cache: bool = True,
+) -> Iterator[Progress | DataAnswer]:
+    """Encode the rows of `data.train` and say what they hold; the last item is the answer, those before it progress.
+
+    `chat_template` is the text of another template than the tokenizer's own. `is_limited` applies
+    `batch.sequence_length`. `num_rows` is how many rows are given in detail; None: all. Needs the extra `data`, and
+    no torch. Raises DataError with file, line and cause; ConfigError, UnsupportedError, ModelAccessError and
+    MissingDependencyError.
+
+        *_, answer = check_data(build_config({"model.id": "./tokenizer", "data.train": "rows.jsonl"}).config)
+        answer.stats.supervised_share
+    """
+    files, asked = _asked(config, chat_template, is_limited, num_rows, offline, workers, use_cache)
+    for item in prepare_rows(asked):
+        if isinstance(item, Progress):
+            yield item
+        else:
+            yield _answer(config, files, asked, item)
+
+
+def prepare_data(
+    config: TrainingConfig, *, offline: bool = False, workers: int | None = None, use_cache: bool = True
+) -> Iterator[Progress | PreparedRows]:
+    """Encode the rows of `data.train` whatever their length, for their lengths alone. Raises as `check_data`."""
+    _, asked = _asked(config, None, False, 0, offline, workers, use_cache)
+    return prepare_rows(asked)
+
+
+def _asked(
+    config: TrainingConfig,
+    chat_template: str | None,
+    is_limited: bool,
+    num_rows: int | None,
+    offline: bool,
+    workers: int | None,
+    use_cache: bool,
+) -> tuple[TokenizerFiles, Preparation]:
+    data = config.data
+    if data.train is None:
+        raise ConfigError("No file of rows is named.", hint="Pass FILE, or set data.train.", field="data.train")
+    versions = require_text_libraries()
+    files = resolve_tokenizer(config.model.id, revision=config.model.revision, offline=offline)
+    day = date.today() if data.template_date is None else date.fromisoformat(data.template_date)
+    task = EncodingTask(
+        file=data.train,
+        folder=files.folder,
+        name=files.name,
+        settings=EncodeSettings(data.supervision, data.spans, data.allow_template_rewrite),
+        template=chat_template,
+        template_date=day,
+    )
+    return files, Preparation(
+        task=task,
+        identity=[files.fingerprint(), versions, day.isoformat() if _asks(files, chat_template) else None],
+        limit=config.batch.sequence_length if is_limited else None,
+        truncation=data.truncation,
+        workers=workers or default_workers(),
+        cache=cache_folder() if use_cache else None,
+        num_details=num_rows,
+    )
+
+
+def _asks(files: TokenizerFiles, chat_template: str | None) -> bool:
+    return "strftime_now" in chat_template if chat_template else files.asks_for_the_date()
+
+
+def _answer(config: TrainingConfig, files: TokenizerFiles, asked: Preparation, found: PreparedRows) -> DataAnswer:
+    limit, batch = asked.limit, config.batch
+    trained = found.lengths if limit is None else found.lengths.cut(limit)
+    asks = _asks(files, asked.task.template)
+    return DataAnswer(
+        file=asked.task.file,
+        model=files.name,
+        tokenizer=found.facts["name"],
+        revision=files.revision,
+        template_date=asked.task.template_date.isoformat() if asks else None,
+        sequence_length=limit,
+        truncation=asked.truncation,
+        stats=found.stats,
+        padding=pad_rows(trained, batch.micro_batch_size, is_sorted=batch.sort_by_length),
+        packing=pack_rows(trained, limit or trained.longest),
+        length_bins=bin_lengths(found.lengths),
+        rows=tuple(_preview(example, detail, config, limit, found) for example, detail in found.details),
+        was_cached=found.was_cached,
+    )
+
+
+def _preview(
+    example: Example, detail: Detail, config: TrainingConfig, limit: int | None, found: PreparedRows
+) -> RowPreview:
+    ids = example.ids[:limit]
+    mask = supervised_mask(example, config.data.supervision)[:limit]
+    shown = Detail(detail.text, detail.starts[: len(ids)], detail.ends[: len(ids)])
+    return RowPreview(
+        line=example.line,
+        text=detail.text,
+        ids=tuple(ids),
+        labels=tuple(token if learnt else IGNORED for token, learnt in zip(ids, mask, strict=True)),
+        runs=tuple(runs_of(mask, shown, found.facts["eos_text"])),
+    )

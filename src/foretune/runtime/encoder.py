@@ -1,0 +1,198 @@
+"""The process that reads, renders and tokenizes rows: `python -P -m foretune.runtime.encoder`.
+
+A chat template is a program that somebody else wrote. Here it runs in Transformers' sandbox, in a process of its own
+that has no network, a limit on memory and a limit on the time of one rendering; `encoding.py` starts it, feeds it
+and ends it. Frames go both ways: eight bytes of length, then MessagePack.
+"""
+
+import os
+import signal
+import struct
+import sys
+from collections.abc import Callable, Sequence
+from datetime import date
+from functools import wraps
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from foretune.data import (
+    Detail,
+    EncodedRows,
+    EncodeSettings,
+    Example,
+    Row,
+    RowProblem,
+    Tokenizer,
+    encode_rows,
+    parse_row,
+)
+from foretune.errors import ForetuneError
+from foretune.runtime.tokenizer import ModelTokenizer, load_tokenizer, without_torch
+
+__all__ = ["encode_chunk", "main", "read_frame", "write_frame"]
+
+RENDER_SECONDS = 10.0
+"""For one rendering; the longest of real templates take milliseconds."""
+SPARE_BYTES = 3 << 30
+"""Address space beyond what the loaded tokenizer has: a row of 16 MiB takes about a GiB for its tokens."""
+MAX_PROBLEMS = 10
+"""Rows that are reported at once."""
+_LENGTH = struct.Struct("<Q")
+
+
+def read_frame(stream: BinaryIO) -> Any:
+    """Read one frame; None at the end of the stream."""
+    head = stream.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        return None
+    (length,) = _LENGTH.unpack(head)
+    body = stream.read(length)
+    return None if len(body) < length else msgspec.msgpack.decode(body)
+
+
+def write_frame(stream: BinaryIO, frame: Any) -> None:
+    """Write one frame."""
+    body = msgspec.msgpack.encode(frame)
+    stream.write(_LENGTH.pack(len(body)) + body)
+    stream.flush()
+
+
+def main() -> None:
+    """Answer frames until there are no more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when it ends
+    stdin, stdout = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints must not stand between two frames
+    without_torch()
+    task = read_frame(stdin)
+    if task is None:
+        return
+    try:
+        tokenizer = _load(task)
+    except ForetuneError as error:
+        write_frame(stdout, {"error": type(error).__name__, "problems": error.problems})
+        return
+    except ImportError as error:
+        write_frame(stdout, {"error": "ImportError", "problems": [(f"{error.name or error} is not installed.",)]})
+        return
+    write_frame(stdout, {"facts": _shown_facts(tokenizer)})
+    _limit_memory()
+    settings = EncodeSettings(**task["settings"])
+    while (chunk := read_frame(stdin)) is not None:
+        write_frame(stdout, encode_chunk(chunk["first"], chunk["data"], tokenizer, settings, chunk["details"]))
+
+
+def _load(task: dict[str, Any]) -> ModelTokenizer:
+    tokenizer = load_tokenizer(
+        Path(task["folder"]),
+        template=task["template"],
+        template_date=date.fromisoformat(task["date"]),
+        name=task["name"],
+    )
+    tokenizer.render = _timed(tokenizer.render)  # type: ignore[method-assign]
+    tokenizer.render_own = _timed(tokenizer.render_own)  # type: ignore[method-assign]
+    return tokenizer
+
+
+def _shown_facts(tokenizer: Tokenizer) -> dict[str, Any]:
+    facts = tokenizer.facts
+    hidden = {"special_ids", "special_texts"}
+    return {name: value for name, value in facts._asdict().items() if name not in hidden}
+
+
+def _timed(render: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a rendering raise TimeoutError when its time is over, where the system has timers for it."""
+    if not hasattr(signal, "setitimer"):
+        return render
+
+    def ring(*_: Any) -> None:
+        raise TimeoutError(f"it takes more than {RENDER_SECONDS:.0f} seconds.")
+
+    signal.signal(signal.SIGALRM, ring)
+
+    @wraps(render)
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        signal.setitimer(signal.ITIMER_REAL, RENDER_SECONDS)
+        try:
+            return render(*args, **kwargs)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    return timed
+
+
+def _limit_memory() -> None:
+    try:
+        import resource
+
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except (ImportError, OSError):
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + SPARE_BYTES, hard))
+
+
+# -- one chunk
+
+
+def encode_chunk(
+    first: int, data: bytes, tokenizer: Tokenizer, settings: EncodeSettings, num_details: int | None = 0
+) -> dict[str, Any]:
+    """Encode whole lines of a file. Returns packed rows, blank lines, details of the first rows, and problems.
+
+    `num_details` is how many rows are shown in detail; None: all.
+    """
+    rows, num_blanks, problems = _parsed(first, data)
+    examples, details = _encoded(rows, tokenizer, settings, problems, num_details)
+    problems.sort(key=lambda problem: problem.line)
+    return {
+        "rows": EncodedRows.of(examples).to_wire(),
+        "blanks": num_blanks,
+        "details": [(detail.text, detail.starts, detail.ends) for detail in details],
+        "problems": [(problem.line, str(problem), problem.hint) for problem in problems[:MAX_PROBLEMS]],
+    }
+
+
+def _parsed(first: int, data: bytes) -> tuple[list[Row], int, list[RowProblem]]:
+    rows: list[Row] = []
+    problems: list[RowProblem] = []
+    num_blanks = 0
+    for line, text in enumerate(data.removesuffix(b"\n").split(b"\n"), first):
+        try:
+            row = parse_row(text, line)
+        except RowProblem as problem:
+            problems.append(problem)
+            continue
+        if row is None:
+            num_blanks += 1
+        else:
+            rows.append(row)
+    return rows, num_blanks, problems
+
+
+def _encoded(
+    rows: Sequence[Row],
+    tokenizer: Tokenizer,
+    settings: EncodeSettings,
+    problems: list[RowProblem],
+    num_details: int | None,
+) -> tuple[list[Example], list[Detail]]:
+    """Encode rows; those that cannot be are added to `problems`, until there are enough of them."""
+    examples: list[Example] = []
+    details: list[Detail] = []
+    while rows and len(problems) < MAX_PROBLEMS:
+        try:
+            for example, detail in encode_rows(rows, tokenizer, settings):
+                examples.append(example)
+                if num_details is None or len(details) < num_details:
+                    details.append(detail)
+            break
+        except RowProblem as problem:
+            problems.append(problem)
+            rows = [row for row in rows if row.line > problem.line]
+    return examples, details
+
+
+if __name__ == "__main__":
+    main()
