@@ -1,5 +1,6 @@
 """What is trained on: rows, their tokens, and which of them carry loss; how long rows are, padded and packed."""
 
+from foretune.data.batches import IGNORED, Batch, Truncated, make_batch, truncate
 from foretune.data.encode import (
     Detail,
     EncodeSettings,
@@ -22,14 +23,18 @@ from foretune.data.lengths import (
     pack_rows,
     pad_rows,
 )
+from foretune.data.order import EpochPlan, MicroBatch, num_batches, plan_batches, shuffled, split_rows
 from foretune.data.rows import InstructionRow, Message, MessagesRow, Row, RowProblem, parse_row, read_lines, read_rows
 from foretune.data.tokenizer import Encoding, Rendering, TemplateProblem, Tokenizer, TokenizerFacts
 from foretune.data.turns import Located, Turn, locate_turns
 
 __all__ = [
+    "IGNORED",
+    "Batch",
     "Detail",
     "EncodeSettings",
     "Encoding",
+    "EpochPlan",
     "Example",
     "InstructionRow",
     "LengthStats",
@@ -38,6 +43,7 @@ __all__ = [
     "LongRows",
     "Message",
     "MessagesRow",
+    "MicroBatch",
     "Packing",
     "Padding",
     "Rendering",
@@ -47,6 +53,7 @@ __all__ = [
     "Tokenizer",
     "TokenizerFacts",
     "Trait",
+    "Truncated",
     "Turn",
     "describe_lengths",
     "encode_prompt",
@@ -54,11 +61,17 @@ __all__ = [
     "find_long_rows",
     "format_instruction",
     "locate_turns",
+    "make_batch",
+    "num_batches",
     "pack_rows",
     "pad_rows",
     "parse_row",
+    "plan_batches",
     "read_lengths",
     "read_lines",
     "read_rows",
     "require_template",
+    "shuffled",
+    "split_rows",
+    "truncate",
 ]
