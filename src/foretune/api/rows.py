@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from datetime import date
+from hashlib import sha256
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -19,6 +20,7 @@ from foretune.data import (
     cache_folder,
     pack_rows,
     pad_rows,
+    plan_batches,
     runs_of,
     supervised_mask,
 )
@@ -76,6 +78,8 @@ class DataAnswer(Value, frozen=True, kw_only=True):
     """Rows by their tokens before truncation."""
     rows: tuple[RowPreview, ...]
     """The first rows in detail."""
+    order_sha256: str
+    """Of the micro batches of the first epoch: a function of the rows' lengths, `batch` and `seed` alone."""
     was_cached: bool
     """Whether the tokens were kept by an earlier command."""
 
@@ -171,8 +175,18 @@ def _answer(config: TrainingConfig, files: TokenizerFiles, asked: Preparation, f
         packing=pack_rows(trained, limit or trained.longest),
         length_bins=bin_lengths(found.lengths),
         rows=tuple(_preview(example, detail, config, limit, found) for example, detail in found.details),
+        order_sha256=_order_sha256(config, limit, found),
         was_cached=found.was_cached,
     )
+
+
+def _order_sha256(config: TrainingConfig, limit: int | None, found: PreparedRows) -> str:
+    batch = config.batch.with_(sequence_length=limit or found.lengths.longest)
+    plan = plan_batches(found.row_lengths, batch, seed=config.seed, epoch=0)
+    digest = sha256()
+    for numbers in (plan.rows, plan.row_starts, plan.batch_starts):
+        digest.update(b"".join(number.to_bytes(8, "little") for number in numbers))
+    return digest.hexdigest()
 
 
 def _preview(

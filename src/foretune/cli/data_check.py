@@ -12,7 +12,7 @@ from foretune.errors import ConfigError
 
 if TYPE_CHECKING:
     from foretune.api import DataAnswer, Progress, RowPreview
-    from foretune.contract import LoadedConfig, Override
+    from foretune.contract import LoadedConfig
 
 __all__ = ["check_command", "watched"]
 
@@ -269,6 +269,7 @@ def _draw(answer: "DataAnswer", terminal: Terminal) -> Iterator[str]:
         yield from _draw_row(row, terminal)
     yield ""
     yield from wrapped(f"SHA-256 of ids and labels: {stats.sha256}", terminal)
+    yield from wrapped(f"SHA-256 of the first epoch's order: {answer.order_sha256}", terminal)
 
 
 def _facts(answer: "DataAnswer") -> Iterator[str]:
@@ -277,8 +278,9 @@ def _facts(answer: "DataAnswer") -> Iterator[str]:
     yield f"{_count(stats.num_rows, 'row')}: {kinds}; {_count(stats.num_blank_lines, 'blank line')}, 0 rows dropped."
     what = "prompts and answers alike" if stats.supervision == "all_tokens" else "the answers alone"
     yield (
-        f"{stats.num_tokens:,} tokens. {stats.num_supervised_tokens:,} of them carry loss ({_percent(stats.supervised_share)}): "
-        f"data.supervision is {stats.supervision}, {what}. Answers are {stats.num_answer_tokens:,} tokens."
+        f"{stats.num_tokens:,} tokens. {stats.num_supervised_tokens:,} of them carry loss "
+        f"({_percent(stats.supervised_share)}): data.supervision is {stats.supervision}, {what}. "
+        f"Answers are {stats.num_answer_tokens:,} tokens."
     )
     yield (
         f"Tokens a row: {lengths.shortest:,} to {lengths.longest:,} (line {stats.longest_line:,}), "
@@ -298,8 +300,8 @@ def _notices(answer: "DataAnswer") -> Iterator[str]:
         yield "No length was asked for: a run stops at rows longer than batch.sequence_length (--seq-len N tries one)."
     if stats.truncated_rows:
         yield (
-            f"{_count(stats.truncated_rows, 'row')} cut to {limit:,} tokens; {stats.cut_answers:,} of them lost the end "
-            "of their answer, so a model does not learn from them to stop."
+            f"{_count(stats.truncated_rows, 'row')} cut to {limit:,} tokens; {stats.cut_answers:,} of them lost the "
+            "end of their answer, so a model does not learn from them to stop."
         )
     counted = (
         (stats.rewritten_rows, "of which the chat template changes, drops or moves a turn, as was allowed."),

@@ -1,6 +1,6 @@
 """What is trained on: rows, their tokens, and which of them carry loss; how long rows are, padded and packed."""
 
-from foretune.data.batches import truncate
+from foretune.data.batches import IGNORED, Batch, Truncated, make_batch, truncate
 from foretune.data.cache import cache_folder, digest_file, prune_stores, store_place
 from foretune.data.encode import (
     Detail,
@@ -27,6 +27,7 @@ from foretune.data.lengths import (
     pack_rows,
     pad_rows,
 )
+from foretune.data.order import EpochPlan, MicroBatch, num_batches, plan_batches, shuffled, split_rows
 from foretune.data.rows import (
     InstructionRow,
     Message,
@@ -45,11 +46,14 @@ from foretune.data.tokenizer import Encoding, Rendering, TemplateProblem, Tokeni
 from foretune.data.turns import Located, Turn, locate_turns
 
 __all__ = [
+    "IGNORED",
+    "Batch",
     "DataStats",
     "Detail",
     "EncodeSettings",
     "EncodedRows",
     "Encoding",
+    "EpochPlan",
     "Example",
     "InstructionRow",
     "LengthBin",
@@ -59,6 +63,7 @@ __all__ = [
     "LongRows",
     "Message",
     "MessagesRow",
+    "MicroBatch",
     "Packing",
     "Padding",
     "Rendering",
@@ -71,6 +76,7 @@ __all__ = [
     "Tokenizer",
     "TokenizerFacts",
     "Trait",
+    "Truncated",
     "Turn",
     "bin_lengths",
     "cache_folder",
@@ -81,11 +87,14 @@ __all__ = [
     "find_long_rows",
     "format_instruction",
     "locate_turns",
+    "make_batch",
+    "num_batches",
     "open_rows",
     "open_store",
     "pack_rows",
     "pad_rows",
     "parse_row",
+    "plan_batches",
     "prune_stores",
     "read_chunks",
     "read_lengths",
@@ -93,6 +102,8 @@ __all__ = [
     "read_rows",
     "require_template",
     "runs_of",
+    "shuffled",
+    "split_rows",
     "store_place",
     "supervised_mask",
     "truncate",

@@ -1,7 +1,9 @@
 """From a file of rows to what is trained: encoded, cut, counted, and kept for the next command."""
 
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -59,6 +61,8 @@ class PreparedRows(NamedTuple):
     stats: DataStats
     lengths: Lengths
     """Tokens of each row before truncation."""
+    row_lengths: "array[int]"
+    """Tokens of each row after truncation, in the order of the file: 4 bytes a row."""
     facts: dict[str, Any]
     """Of the tokenizer."""
     details: list[tuple[Example, Detail]]
@@ -91,6 +95,7 @@ def prepare_rows(asked: Preparation) -> Iterator[Progress | PreparedRows]:
     yield PreparedRows(
         stats=counted.counter.stats(counted.num_blanks),
         lengths=counted.counter.lengths(),
+        row_lengths=counted.row_lengths,
         facts=counted.facts,
         details=counted.details,
         store=store,
@@ -110,6 +115,7 @@ class _Counted:
         self._asked = asked
         self.counter = StatsCounter(asked.task.settings.supervision)
         self.num_rows = self.num_blanks = 0
+        self.row_lengths = array("I")
         self.facts: dict[str, Any] = {}
         self.details: list[tuple[Example, Detail]] = []
         self._problems: list[RowProblem] = []
@@ -118,6 +124,7 @@ class _Counted:
         """Cut and count one row; the first that is too long is reported at the end of its chunk."""
         self.num_rows += 1
         if self._asked.limit is None:
+            self.row_lengths.append(len(example.ids))
             self.counter.add(example, full_length=len(example.ids), is_answer_cut=False)
             return
         try:
@@ -125,7 +132,14 @@ class _Counted:
         except RowProblem as problem:
             self._problems.append(problem)
             return
+        self.row_lengths.append(len(cut.example.ids))
         self.counter.add(cut.example, full_length=len(example.ids), is_answer_cut=cut.loses_answer)
+
+    def keep_details(self, examples: Iterable[Example], details: Iterable[Detail]) -> None:
+        """Keep the first rows in detail, as many as were asked for; each chunk brings its own first rows."""
+        most = self._asked.num_details
+        wanted = None if most is None else most - len(self.details)
+        self.details += islice(zip(examples, details, strict=False), wanted)
 
     def raise_problems(self, most: int = 10) -> None:
         """Raise DataError for the rows that are too long."""
@@ -151,7 +165,7 @@ def _encode(asked: Preparation, counted: _Counted, place: Path | None) -> Iterat
                 writer = stack.enter_context(StoreWriter(place))
         for chunk in encode_file(asked.task, workers=asked.workers, num_details=asked.num_details):
             examples = list(chunk.rows.examples())
-            counted.details += zip(examples, chunk.details, strict=False)
+            counted.keep_details(examples, chunk.details)
             counted.num_blanks += chunk.num_blanks
             counted.facts = chunk.facts
             for example in examples:
@@ -181,5 +195,5 @@ def _recall(asked: Preparation, counted: _Counted, store: TokenStore) -> None:
     chunks = encode_file(asked.task, workers=1, num_details=asked.num_details)
     while len(counted.details) < wanted:
         chunk = next(chunks)
-        counted.details += zip(chunk.rows.examples(), chunk.details, strict=False)
+        counted.keep_details(chunk.rows.examples(), chunk.details)
     chunks.close()
