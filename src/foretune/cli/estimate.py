@@ -1,5 +1,6 @@
 """`foretune estimate`: the memory that a fine-tune needs, of what it consists, and whether it fits."""
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +16,7 @@ from foretune.errors import ConfigError, ForetuneError
 
 if TYPE_CHECKING:
     from foretune.api import EstimateAnswer, Lengths, LengthsAnswer, ModelShape, StackProfile
-    from foretune.contract import LoadedConfig
+    from foretune.contract import LoadedConfig, TrainingConfig
     from foretune.devices import DeviceSpec
 
 __all__ = ["Request", "answered", "estimate", "exit_code_for", "reply_with"]
@@ -62,6 +63,13 @@ EXAMPLES = [
     help="Plan from data: need and verdict at the p50, p95 and longest row, padded and packed. Each line is a number "
     'of tokens, {"length": N} or {"length": N, "count": K}; or the file is one object {"LENGTH": COUNT}.',
 )
+@option(
+    "--data",
+    group="Files",
+    metavar="FILE",
+    type=click.Path(),
+    help="The same from rows: a JSONL file as `data check` takes it, by the model's own tokenizer.",
+)
 @plot_option
 def estimate(**given: Any) -> Reply | Iterator[Reply | ForetuneError]:
     """Estimate the memory that a fine-tune needs, and whether it fits.
@@ -70,6 +78,8 @@ def estimate(**given: Any) -> Reply | Iterator[Reply | ForetuneError]:
     does not have, and never with --offline. Without --gpu, --vram or --detect the need is given without a verdict.
     """
     require_files(given, "plot")
+    if given["lengths"] is not None and given["data"] is not None:
+        raise ConfigError("--lengths and --data both say how long rows are.", hint="Give one of them.")
     lengths = cache(_read_lengths)
     return answered(given, lambda request, given: _reply(request, given, lengths))
 
@@ -114,11 +124,25 @@ def _read_lengths(file: str) -> "Lengths":
     return api.read_lengths(file)
 
 
+def _encoded_lengths(config: "TrainingConfig", file: str, *, offline: bool) -> "Lengths":
+    """Encode a file of rows for their lengths."""
+    from foretune import api
+    from foretune.cli.data_check import watched
+
+    asked = config.with_(data=config.data.with_(train=os.path.abspath(file)))  # noqa: PTH100 - as in the contract
+    found: Lengths = watched(api.prepare_data(asked, offline=offline)).lengths
+    return found
+
+
 def _reply(request: Request, given: dict[str, Any], read: "Callable[[str], Lengths]") -> Reply:
     from foretune import api
 
-    config, plot, file = request.loaded.config, given["plot"], given["lengths"]
-    lengths = None if file is None else read(file)
+    config, plot, file = request.loaded.config, given["plot"], given["lengths"] or given["data"]
+    lengths = None
+    if given["data"] is not None:
+        lengths = _encoded_lengths(config, file, offline=given["offline"])
+    elif file is not None:
+        lengths = read(file)
     answer = api.estimate(config, device=request.device, stack=request.stack, shape=request.shape)
     by_length = None
     if lengths is not None:

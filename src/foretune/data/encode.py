@@ -169,6 +169,7 @@ def _conversation_text(row: MessagesRow, tokenizer: Tokenizer, settings: EncodeS
     if tagged is not None:
         if tagged.text != plain:
             raise _differs(line, "the rendering with generation tags", tagged.text, plain, tokenizer)
+        _refuse_other_template(line, messages, plain, tokenizer, settings)
         answers = _merged(tagged.tagged or ())
         if settings.spans == "verified":
             _verify_tags(line, messages, located.turns, answers)
@@ -194,8 +195,27 @@ def _differs(line: int, what: str, text: str, other: str, tokenizer: Tokenizer) 
     ids, others = (encoding.ids for encoding in tokenizer.encode([text, other]))
     first = next((k for k, (one, two) in enumerate(zip(ids, others, strict=False)) if one != two), None)
     token = min(len(ids), len(others)) if first is None else first
-    hint = "Correct the template: with tags it has to write what it writes without."
+    hint = "Correct the template: with tags it has to write what the tokenizer's own writes without."
     return RowProblem(line, f"{what} differs at token {token + 1} from the ordinary one.", hint=hint)
+
+
+def _refuse_other_template(
+    line: int, messages: Sequence[Message], text: str, tokenizer: Tokenizer, settings: EncodeSettings
+) -> None:
+    """Hold a tagged template that is tried against the tokenizer's own, of which it may be a patched copy.
+
+    With `spans: template` it has to write the same. Else one that differs in white space alone is taken for a copy
+    that was patched wrongly, and one that differs in more for a template of its own.
+    """
+    try:
+        own = tokenizer.render_own(messages)
+    except TemplateProblem:
+        return
+    if own is None or own == text:
+        return
+    if settings.spans == "verified" and "".join(own.split()) != "".join(text.split()):
+        return
+    raise _differs(line, "the marked rendering", text, own, tokenizer)
 
 
 def _verify_tags(line: int, messages: Sequence[Message], turns: Sequence[Turn], tagged: tuple[Span, ...]) -> None:

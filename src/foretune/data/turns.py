@@ -131,10 +131,10 @@ def _mark(
 
 def _unused_block(messages: Sequence[Message], text: str, needed: int) -> int | None:
     """Return the first of so many private-use characters that stand nowhere; None: all of them are in use."""
-    highest = max((max(part) for part in (text, *(message.content for message in messages)) if part), default="")
-    if highest < chr(FIRST_MARK):
+    parts = [text, *(message.content for message in messages)]
+    if all(part.isascii() or max(part) < chr(FIRST_MARK) for part in parts):
         return FIRST_MARK if needed <= LAST_MARK - FIRST_MARK else None
-    used = {ord(c) for part in (text, *(message.content for message in messages)) for c in part if ord(c) >= FIRST_MARK}
+    used = {ord(c) for part in parts for c in part if ord(c) >= FIRST_MARK}
     for base in range(FIRST_MARK, LAST_MARK - needed, max(needed, BLOCK_OF_MARKS)):
         if not any(base <= code < base + needed for code in used):
             return base

@@ -33,7 +33,7 @@ from foretune.runtime.tokenizer import ModelTokenizer, load_tokenizer, without_t
 
 __all__ = ["encode_chunk", "main", "read_frame", "write_frame"]
 
-RENDER_SECONDS = 10.0
+RENDER_SECONDS = float(os.environ.get("FORETUNE_RENDER_SECONDS", "10"))
 """For one rendering; the longest of real templates take milliseconds."""
 SPARE_BYTES = 3 << 30
 """Address space beyond what the loaded tokenizer has: a row of 16 MiB takes about a GiB for its tokens."""
@@ -107,7 +107,7 @@ def _timed(render: Callable[..., Any]) -> Callable[..., Any]:
         return render
 
     def ring(*_: Any) -> None:
-        raise TimeoutError(f"it takes more than {RENDER_SECONDS:.0f} seconds.")
+        raise TimeoutError(f"it takes more than {RENDER_SECONDS:g} seconds.")
 
     signal.signal(signal.SIGALRM, ring)
 
