@@ -33,6 +33,7 @@ root = Group(
         "recommend": LazyCommand("foretune.cli.recommend", "recommend", "What to run: the best settings that fit."),
         "trace": LazyCommand("foretune.cli.trace", "trace", "The same by the real program, run without data."),
         "score": LazyCommand("foretune.cli.score", "score", "How far predictions are from what was measured."),
+        "data": LazyCommand("foretune.cli.data", "data", "Rows to train on: made of other formats."),
         "models": LazyCommand("foretune.cli.models", "models", "The models whose architecture is known."),
         "devices": LazyCommand("foretune.cli.devices", "devices", "The GPUs that are known, and this machine's."),
         "config": LazyCommand("foretune.cli.config", "config", "Write, check and explain a configuration file."),
@@ -114,6 +115,8 @@ def _usage_error(error: click.ClickException) -> dict[str, Any]:
     ctx = getattr(error, "ctx", None)
     command = ctx.command_path if ctx else "foretune"
     message = error.format_message()
+    if isinstance(error, click.MissingParameter):
+        message = f"{' '.join(message.split()).rstrip('.')}."  # click lists choices on lines of their own
     hint = f"`{command} --help` shows what there is."
     if isinstance(error, click.NoSuchOption):
         message = f"{error.option_name!r} is no option of {command}."

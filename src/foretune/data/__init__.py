@@ -1,5 +1,6 @@
 """What is trained on: rows, their tokens, and which of them carry loss; how long rows are, padded and packed."""
 
+from foretune.data.convert import SOURCE_FORMATS, Converted, SourceFormat, convert_row, convert_rows
 from foretune.data.encode import (
     Detail,
     EncodeSettings,
@@ -27,6 +28,8 @@ from foretune.data.tokenizer import Encoding, Rendering, TemplateProblem, Tokeni
 from foretune.data.turns import Located, Turn, locate_turns
 
 __all__ = [
+    "SOURCE_FORMATS",
+    "Converted",
     "Detail",
     "EncodeSettings",
     "Encoding",
@@ -43,11 +46,14 @@ __all__ = [
     "Rendering",
     "Row",
     "RowProblem",
+    "SourceFormat",
     "TemplateProblem",
     "Tokenizer",
     "TokenizerFacts",
     "Trait",
     "Turn",
+    "convert_row",
+    "convert_rows",
     "describe_lengths",
     "encode_prompt",
     "encode_rows",

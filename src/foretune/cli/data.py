@@ -1,0 +1,17 @@
+"""`foretune data`: the rows that are trained on."""
+
+from foretune.cli.commands import Example, Group, LazyCommand
+
+__all__ = ["data"]
+
+data = Group(
+    name="data",
+    help="The rows that are trained on: JSONL, an instruction or a conversation a line.",
+    lazy={
+        "convert": LazyCommand("foretune.cli.data_convert", "convert_command", "Make rows of another format ours."),
+    },
+    examples=[
+        Example("An Alpaca file", "foretune data convert --from alpaca alpaca.json rows.jsonl"),
+        Example("Conversations of ShareGPT", "foretune data convert --from sharegpt chats.jsonl rows.jsonl"),
+    ],
+)
