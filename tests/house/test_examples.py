@@ -13,6 +13,12 @@ from foretune.cli.commands import Command, Group
 ROOT = Path(__file__).parents[2]
 # Examples are run without network and without a GPU; 3 is the answer "no" to --check.
 EXPECTED = {0}
+# What the examples read.
+FILES = {
+    "alpaca.json": '[{"instruction": "Add.", "input": "1 + 1", "output": "2"}]',
+    "stanford.json": '[{"instruction": "Add.", "input": "1 + 1", "output": "2", "text": "Add. 1 + 1 2"}]',
+    "chats.jsonl": '{"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}\n',
+}
 
 
 def help_examples() -> list[str]:
@@ -44,6 +50,8 @@ def foretune_words(line: str) -> list[str]:
 def test_help_example_runs(call, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = foretune_words(line)
+    for name, text in FILES.items():
+        Path(name).write_text(text)
     if words[:2] != ["config", "init"]:
         for name in ("run.yaml", "gpt2.yaml"):
             call("config", "init", name)

@@ -28,6 +28,8 @@ SURFACE: dict[str, set[str]] = {
     },
     "trace": {*REQUEST, "--why", "--events", "--plot"},
     "score": {"file", "--engine", "--rows", "--workers"},
+    "data": set(),
+    "data convert": {"in_file", "out_file", "--from", "--drop"},
     "models": set(),
     "models list": {"--search"},
     "models show": {"model", "--revision", "--offline"},

@@ -115,6 +115,8 @@ def _usage_error(error: click.ClickException) -> dict[str, Any]:
     ctx = getattr(error, "ctx", None)
     command = ctx.command_path if ctx else "foretune"
     message = error.format_message()
+    if isinstance(error, click.MissingParameter):
+        message = f"{' '.join(message.split()).rstrip('.')}."  # click lists choices on lines of their own
     hint = f"`{command} --help` shows what there is."
     if isinstance(error, click.NoSuchOption):
         message = f"{error.option_name!r} is no option of {command}."

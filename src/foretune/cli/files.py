@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from foretune.errors import ConfigError
+from foretune.errors import ConfigError, ForetuneError
 
 __all__ = ["require_files", "require_new", "write_new"]
 
@@ -41,7 +41,7 @@ def _refuse_taken(file: str) -> None:
 def write_new(file: str, texts: Iterable[str]) -> None:
     """Write texts to a file that must not exist yet: beside it first, then under its name in one step.
 
-    Raises ConfigError.
+    Raises ConfigError, and whatever the texts raise: then nothing is left behind.
     """
     draft = os.path.join(os.path.dirname(file), f".{os.path.basename(file)}.{os.getpid()}.tmp")
     try:
@@ -55,6 +55,8 @@ def write_new(file: str, texts: Iterable[str]) -> None:
                 os.unlink(draft)
     except FileExistsError:
         _refuse_taken(file)
+        raise
+    except ForetuneError:  # a ValueError too, of whoever makes the texts
         raise
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)

@@ -2,6 +2,7 @@
 
 from foretune.data.batches import IGNORED, Batch, Truncated, make_batch, truncate
 from foretune.data.cache import cache_folder, digest_file, prune_stores, store_place
+from foretune.data.convert import SOURCE_FORMATS, Converted, SourceFormat, convert_row, convert_rows
 from foretune.data.encode import (
     Detail,
     EncodeSettings,
@@ -47,7 +48,9 @@ from foretune.data.turns import Located, Turn, locate_turns
 
 __all__ = [
     "IGNORED",
+    "SOURCE_FORMATS",
     "Batch",
+    "Converted",
     "DataStats",
     "Detail",
     "EncodeSettings",
@@ -69,6 +72,7 @@ __all__ = [
     "Rendering",
     "Row",
     "RowProblem",
+    "SourceFormat",
     "StatsCounter",
     "StoreWriter",
     "TemplateProblem",
@@ -80,6 +84,8 @@ __all__ = [
     "Turn",
     "bin_lengths",
     "cache_folder",
+    "convert_row",
+    "convert_rows",
     "describe_lengths",
     "digest_file",
     "encode_prompt",

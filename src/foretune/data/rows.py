@@ -41,7 +41,6 @@ FOREIGN_KEYS = {
     "prompt": "prompt-completion",
     "completion": "prompt-completion",
     "history": "alpaca",
-    "tools": "openai",
 }
 """Keys by which another format is known, with the name that `data convert --from` gives it."""
 FOREIGN_ROLES = {"human": "sharegpt", "gpt": "sharegpt", "model": "sharegpt", "bot": "sharegpt", "chatgpt": "sharegpt"}
@@ -181,7 +180,7 @@ def parse_row(data: bytes, line: int) -> Row | None:
         text = str(problem)
         raise RowProblem(line, text[:1].lower() + text[1:], hint="Each line is one JSON object.") from problem
     if not isinstance(found, dict):
-        raise RowProblem(line, f"the line is {_kind(found)}, and no object.", hint=TWO_KINDS)
+        raise RowProblem(line, f"the line is {kind_of(found)}, and no object.", hint=TWO_KINDS)
     if "messages" in found:
         return _messages_row(found, line)
     return _instruction_row(found, line)
@@ -207,7 +206,7 @@ def _messages_row(found: dict[str, Any], line: int) -> MessagesRow:
     _refuse_keys(found, ("messages",), line)
     listed = found["messages"]
     if not isinstance(listed, list) or not listed:
-        what = "an empty list" if listed == [] else _kind(listed)
+        what = "an empty list" if listed == [] else kind_of(listed)
         raise RowProblem(line, f"messages is {what}, and no list of messages.", hint=TWO_KINDS)
     messages = tuple(_message(item, line, turn) for turn, item in enumerate(listed, 1))
     _refuse_order(messages, line)
@@ -216,10 +215,10 @@ def _messages_row(found: dict[str, Any], line: int) -> MessagesRow:
 
 def _message(item: Any, line: int, turn: int) -> Message:
     if not isinstance(item, dict):
-        raise RowProblem(line, f"it is {_kind(item)}, and no object with role and content.", turn=turn)
+        raise RowProblem(line, f"it is {kind_of(item)}, and no object with role and content.", turn=turn)
     role = item.get("role")
     if role not in ROLES:
-        shown = "missing" if "role" not in item else _shown(role)
+        shown = "missing" if "role" not in item else short_form(role)
         hint = "foretune maps no other role by guess."
         if isinstance(role, str) and role in FOREIGN_ROLES:
             hint += f" `foretune data convert --from {FOREIGN_ROLES[role]}` does it by rule."
@@ -261,12 +260,12 @@ def _refuse_keys(found: dict[str, Any], known: tuple[str, ...], line: int, turn:
         if key in ("tools", "tool_calls", "tool_call_id", "function_call"):
             raise RowProblem(line, f"{key} is not supported: tools are not trained.", turn=turn, hint=hint)
         names = " and ".join(known) if len(known) < 3 else ", ".join(known)
-        raise RowProblem(line, f"the key {_shown(key)} is not known; known are: {names}.", turn=turn, hint=hint)
+        raise RowProblem(line, f"the key {short_form(key)} is not known; known are: {names}.", turn=turn, hint=hint)
 
 
 def _text(value: Any, key: str, line: int, turn: int | None = None) -> str:
     if not isinstance(value, str):
-        raise RowProblem(line, f"{key} must be a string, got {_kind(value)}.", turn=turn)
+        raise RowProblem(line, f"{key} must be a string, got {kind_of(value)}.", turn=turn)
     if not value.isascii():
         try:
             value.encode()
@@ -276,7 +275,7 @@ def _text(value: Any, key: str, line: int, turn: int | None = None) -> str:
     return value
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
     """Name the kind of a JSON value, as JSON calls it."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
@@ -284,8 +283,8 @@ def _kind(value: Any) -> str:
     return names[type(value)]
 
 
-def _shown(value: Any) -> str:
+def short_form(value: Any) -> str:
     """Show a foreign value on one short line."""
     if isinstance(value, str):
         return repr(value[:60] + ("…" if len(value) > 60 else ""))
-    return _kind(value)
+    return kind_of(value)

@@ -5,9 +5,11 @@ Python's own reader takes NaN, infinities, keys that stand twice and halves of s
 
 import json
 import math
+import re
+from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["MAX_DEPTH", "JsonProblem", "decode_json"]
+__all__ = ["MAX_DEPTH", "JsonProblem", "decode_json", "read_elements"]
 
 MAX_DEPTH = 64
 """Lists and objects in each other."""
@@ -32,24 +34,71 @@ def decode_json(data: bytes) -> Any:
     >>> decode_json(b'{"a": 1}')
     {'a': 1}
     """
+    text = _text_of(data)
     try:
-        found = json.loads(
-            data.decode(),
-            object_pairs_hook=_unique,
-            parse_constant=_no_constant,
-            parse_float=_finite,
-            parse_int=_bounded,
-        )
+        found = json.loads(text, **_STRICT)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise _not_json(error, 1) from error
+    _refuse_depth(found)
+    return found
+
+
+def read_elements(data: bytes) -> Iterator[tuple[int, Any]]:
+    """Yield line and value of each element of one JSON array; the line is that on which the element begins.
+
+    Raises JsonProblem, whose line is that of the text, or of the element that holds what is wrong.
+    """
+    text = _text_of(data)
+    line, counted = 1, 0
+    at = _after_blanks(text, _after_blanks(text, 0) + 1)
+    is_open = text[at : at + 1] != "]"
+    while is_open:
+        line, counted = line + text.count("\n", counted, at), at
+        value, at = _decode_next(text, at, line)
+        yield line, value
+        at = _after_blanks(text, at)
+        is_open = text[at : at + 1] == ","
+        if is_open:
+            at = _after_blanks(text, at + 1)
+    if text[at : at + 1] != "]":
+        raise _not_json(json.JSONDecodeError("Expecting ',' or ']' after an element", text, at), line)
+    at = _after_blanks(text, at + 1)
+    if at < len(text):
+        raise _not_json(json.JSONDecodeError("Something stands after the array", text, at), line)
+
+
+def _decode_next(text: str, start: int, line: int) -> tuple[Any, int]:
+    """Decode the value that begins at a character of a line; return it, and where it ends."""
+    try:
+        found, end = _DECODER.raw_decode(text, start)
+        _refuse_depth(found)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise _not_json(error, line) from error
+    except JsonProblem as problem:
+        problem.line = line
+        raise
+    return found, end
+
+
+def _text_of(data: bytes) -> str:
+    try:
+        return data.decode()
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise JsonProblem(f"It is not UTF-8: {error.reason} (byte {error.start + 1}).", line=line) from error
-    except json.JSONDecodeError as error:
-        where = f" (column {error.colno})" if error.colno else ""
-        raise JsonProblem(f"It is not JSON: {error.msg}{where}.", line=error.lineno) from error
-    except RecursionError as error:
-        raise JsonProblem(f"It is nested more than {MAX_DEPTH} deep.") from error
-    _refuse_depth(found)
-    return found
+
+
+def _not_json(error: json.JSONDecodeError | RecursionError, line: int) -> JsonProblem:
+    """Say what is wrong with the text; where only its depth is, `line` says where it begins."""
+    if isinstance(error, RecursionError):
+        return JsonProblem(f"It is nested more than {MAX_DEPTH} deep.", line=line)
+    return JsonProblem(f"It is not JSON: {error.msg} (column {error.colno}).", line=error.lineno)
+
+
+def _after_blanks(text: str, at: int) -> int:
+    found = _BLANKS.match(text, at)
+    assert found is not None
+    return found.end()
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -91,3 +140,13 @@ def _refuse_depth(data: Any) -> None:
         if not level:
             return
     raise JsonProblem(f"It is nested more than {MAX_DEPTH} deep.")
+
+
+_BLANKS = re.compile(r"[ \t\n\r]*")
+_STRICT: dict[str, Any] = {
+    "object_pairs_hook": _unique,
+    "parse_constant": _no_constant,
+    "parse_float": _finite,
+    "parse_int": _bounded,
+}
+_DECODER = json.JSONDecoder(**_STRICT)
