@@ -47,6 +47,7 @@ def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Calle
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "no-cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("FORETUNE_CACHE", str(tmp_path / "kept"))
 
     def invoke(
         *arguments: str, env: dict[str, str] | None = None, encoding: str = "utf-8", terminal: bool = False

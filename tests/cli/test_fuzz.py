@@ -18,7 +18,8 @@ WORDS = [
     "--color", "--debug", "--help", "--version", "--", "-", "gpt2", "qwen2.5-0.5b", "full", "qlora", "3090", "8",
     "0", "-1", "1e400", "nan", "null", "[]", "{}", "lora.rank=8", "quantization={}", "seed=", "=", "a=b", "sgd",
     "--lengths", "fp32", "tight", "bash", "run.yaml", ".", "..", "/", "~", "\x00", "\x1b[2J", "\u202e", "\udc80", "é",
-    "", "data", "convert", "--from", "alpaca", "--drop",
+    "", "data", "convert", "--from", "alpaca", "--drop", "check",
+    "--truncation", "--supervision", "--spans", "--no-cache", "--preview",
 ]  # fmt: skip
 
 

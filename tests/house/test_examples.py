@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 import pytest
+from data.made import made_tokenizer
 
 from foretune.cli.app import root
 from foretune.cli.commands import Command, Group
@@ -17,6 +18,7 @@ EXPECTED = {0}
 FILES = {
     "alpaca.json": '[{"instruction": "Add.", "input": "1 + 1", "output": "2"}]',
     "stanford.json": '[{"instruction": "Add.", "input": "1 + 1", "output": "2", "text": "Add. 1 + 1 2"}]',
+    "rows.jsonl": '{"instruction": "Add.", "output": "2"}\n',
     "chats.jsonl": '{"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}\n',
 }
 
@@ -52,6 +54,10 @@ def test_help_example_runs(call, line: str, tmp_path: Path, monkeypatch: pytest.
     words = foretune_words(line)
     for name, text in FILES.items():
         Path(name).write_text(text)
+    if "./model" in words:
+        made_tokenizer("words").save_pretrained("model")
+    if words[:2] == ["data", "convert"]:
+        Path("rows.jsonl").unlink()
     if words[:2] != ["config", "init"]:
         for name in ("run.yaml", "gpt2.yaml"):
             call("config", "init", name)

@@ -4,8 +4,10 @@ import os
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from data.made import made_tokenizer
 
 HEAVY = {"torch", "transformers", "peft", "pydantic", "numpy", "rich", "ruamel", "huggingface_hub", "pynvml", "yaml"}
 OURS = ("foretune.contract", "foretune.models", "foretune.devices", "foretune.memory", "foretune.api")
@@ -43,6 +45,13 @@ def test_help_imports_neither_msgspec_nor_a_room(words: list[str]) -> None:
 @pytest.mark.parametrize("words", [["devices", "list"], ["config", "schema"]])
 def test_command_imports_only_its_rooms(words: list[str]) -> None:
     assert "foretune.memory" not in imported(*words)
+
+
+def test_checking_data_imports_no_torch_and_leaves_transformers_to_its_processes(tmp_path: Path) -> None:
+    made_tokenizer("words").save_pretrained(tmp_path)
+    (tmp_path / "rows.jsonl").write_text('{"instruction": "a", "output": "b"}\n')
+    found = imported("data", "check", str(tmp_path / "rows.jsonl"), "--model", str(tmp_path), "--no-cache")
+    assert {name.split(".")[0] for name in found} & HEAVY == set()
 
 
 def cpu_seconds(*arguments: str) -> float:

@@ -22,13 +22,18 @@ REQUEST = {
 
 SURFACE: dict[str, set[str]] = {
     "": {"--version"},
-    "estimate": {*REQUEST, "--lengths", "--plot"},
+    "estimate": {*REQUEST, "--lengths", "--data", "--plot"},
     "recommend": {
         *(REQUEST - {"--accept", "--explain"}), "--objective", "--max", "--devices", "--verify", "--plot",
     },
     "trace": {*REQUEST, "--why", "--events", "--plot"},
     "score": {"file", "--engine", "--rows", "--workers"},
     "data": set(),
+    "data check": {
+        "file", "--model", "--revision", "--offline", "--chat-template", "--supervision", "--spans",
+        "--allow-template-rewrite", "--template-date", "--seq-len", "--truncation", "--micro-batch", "--config",
+        "--set", "--rows", "--preview", "--plot", "--workers", "--no-cache",
+    },
     "data convert": {"in_file", "out_file", "--from", "--drop"},
     "models": set(),
     "models list": {"--search"},

@@ -12,7 +12,7 @@ data = Group(
         "convert": LazyCommand("foretune.cli.data_convert", "convert_command", "Make rows of another format ours."),
     },
     examples=[
-        Example("What would be learnt from these rows?", "foretune data check rows.jsonl --model ./tokenizer"),
+        Example("What would be learnt from these rows?", "foretune data check rows.jsonl --model ./model"),
         Example("An Alpaca file", "foretune data convert --from alpaca alpaca.json rows.jsonl"),
         Example("Conversations of ShareGPT", "foretune data convert --from sharegpt chats.jsonl rows.jsonl"),
     ],

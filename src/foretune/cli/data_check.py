@@ -46,15 +46,14 @@ def _ids() -> Sequence[str]:
     cls=Command,
     name="check",
     examples=[
-        Example("What would be learnt from these rows?", "foretune data check rows.jsonl --model ./tokenizer"),
+        Example("What would be learnt from these rows?", "foretune data check rows.jsonl --model ./model"),
         Example(
-            "From the answers alone, cut to 512 tokens",
-            "foretune data check rows.jsonl --model ./tokenizer --supervision assistant_only --seq-len 512 "
-            "--truncation right",
+            "What from the answers alone?",
+            "foretune data check rows.jsonl --model ./model --supervision assistant_only",
         ),
         Example(
             "Ids and labels of every row, for a script",
-            "foretune data check rows.jsonl --model ./tokenizer --json --rows",
+            "foretune data check rows.jsonl --model ./model --json --rows",
         ),
     ],
 )

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 __all__ = ["draw_lengths_plot"]
 
-WIDTH, HEIGHT = 860, 460
-LEFT, RIGHT, TOP, BOTTOM = 76, 828, 84, 386
+WIDTH, HEIGHT = 860, 480
+LEFT, RIGHT, TOP, BOTTOM = 76, 828, 112, 406
 
 
 def draw_lengths_plot(answer: "DataAnswer") -> str:
@@ -53,13 +53,11 @@ def draw_lengths_plot(answer: "DataAnswer") -> str:
         if answer.sequence_length is not None and bins[0].first <= answer.sequence_length <= bins[-1].last:
             named.append((answer.sequence_length, "sequence length", "card"))
         for number, (tokens, name, kind) in enumerate(named):
-            at = x(tokens)
-            yield f'<line class="{kind}" x1="{at:.1f}" x2="{at:.1f}" y1="{TOP}" y2="{BOTTOM}"/>'
+            at, above = x(tokens), TOP - 6 - 14 * number
+            yield f'<line class="{kind}" x1="{at:.1f}" x2="{at:.1f}" y1="{above - 8}" y2="{BOTTOM}"/>'
             is_right = at > (LEFT + RIGHT) / 2
-            anchor = "end" if is_right else "start"
-            yield label(
-                at - 5 if is_right else at + 5, TOP + 12 + 16 * number, f"{name} {tokens:,}", "halo", anchor=anchor
-            )
+            place, anchor = (at - 5, "end") if is_right else (at + 5, "start")
+            yield label(place, above, f"{name} {tokens:,}", "halo", anchor=anchor)
 
     stats = answer.stats
     title = f"{stats.num_rows:,} rows, {stats.num_tokens:,} tokens by the tokenizer of {answer.model}"

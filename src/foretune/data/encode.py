@@ -7,7 +7,9 @@ neither do tokens that share a character with it.
 import re
 from array import array
 from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from itertools import groupby
 from operator import eq
@@ -28,6 +30,9 @@ __all__ = [
     "require_template",
     "runs_of",
 ]
+
+GROUP = 64
+"""Rows that are tokenized at once."""
 
 Supervision = Literal["all_tokens", "assistant_only"]
 
@@ -83,26 +88,57 @@ class _Text(NamedTuple):
 
     text: str
     answers: tuple[Span, ...]
+    """What belongs to answers, with what closes them."""
+    spoken: tuple[Span, ...]
+    """The texts of the answers alone."""
     traits: int
 
 
 def encode_rows(
     rows: Sequence[Row], tokenizer: Tokenizer, settings: EncodeSettings
 ) -> Iterator[tuple[Example, Detail]]:
-    """Encode rows in order. Raises RowProblem at the first that cannot be trained as it stands."""
+    """Encode rows in order. Raises RowProblem at the first that cannot be trained as it stands.
+
+    While some rows are tokenized, which needs no Python, the next ones are rendered.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        waiting: deque[tuple[Sequence[Row], list[_Text], Future[Sequence[Encoding]]]] = deque()
+        problem: RowProblem | None = None
+        for start in range(0, len(rows), GROUP):
+            group, texts, problem = _texts_of(rows[start : start + GROUP], tokenizer, settings)
+            waiting.append((group, texts, pool.submit(tokenizer.encode, [each.text for each in texts])))
+            if problem is not None:
+                break
+            if len(waiting) > 1:
+                yield from _examples(*waiting.popleft(), tokenizer, settings)
+        while waiting:
+            yield from _examples(*waiting.popleft(), tokenizer, settings)
+        if problem is not None:
+            raise problem
+
+
+def _texts_of(
+    rows: Sequence[Row], tokenizer: Tokenizer, settings: EncodeSettings
+) -> tuple[Sequence[Row], list[_Text], RowProblem | None]:
+    """Write rows as texts, up to the first that cannot be."""
     texts: list[_Text] = []
-    problem: RowProblem | None = None
     for row in rows:
         try:
             texts.append(_text_of(row, tokenizer, settings))
-        except RowProblem as error:
-            problem = error
-            break
-    encodings = tokenizer.encode([each.text for each in texts])
-    for row, each, encoding in zip(rows, texts, encodings, strict=False):
-        yield _example(row, each, encoding, tokenizer, settings)
-    if problem is not None:
-        raise problem
+        except RowProblem as problem:
+            return rows[: len(texts)], texts, problem
+    return rows, texts, None
+
+
+def _examples(
+    rows: Sequence[Row],
+    texts: Sequence[_Text],
+    encodings: "Future[Sequence[Encoding]]",
+    tokenizer: Tokenizer,
+    settings: EncodeSettings,
+) -> Iterator[tuple[Example, Detail]]:
+    for row, text, encoding in zip(rows, texts, encodings.result(), strict=True):
+        yield _example(row, text, encoding, tokenizer, settings)
 
 
 def _text_of(row: Row, tokenizer: Tokenizer, settings: EncodeSettings) -> _Text:
@@ -130,7 +166,8 @@ def _instruction_text(row: InstructionRow, facts: TokenizerFacts) -> _Text:
         raise RowProblem(row.line, "the tokenizer has no EOS token, with which an instruction row ends.", hint=hint)
     prompt = format_instruction(row.instruction, row.input)
     traits = _control_trait((row.instruction, row.input, row.output), facts)
-    return _Text(prompt + row.output, ((len(prompt), len(prompt) + len(row.output)),), traits)
+    answers = ((len(prompt), len(prompt) + len(row.output)),)
+    return _Text(prompt + row.output, answers, answers, traits)
 
 
 # -- conversations
@@ -166,6 +203,12 @@ def _conversation_text(row: MessagesRow, tokenizer: Tokenizer, settings: EncodeS
             traits |= Trait.REWRITTEN
         elif found.state == "respaced":
             traits |= Trait.RESPACED
+    spoken = tuple(
+        span
+        for message, found in zip(messages, located.turns, strict=True)
+        for span in found.spans
+        if message.role == "assistant"
+    )
     if tagged is not None:
         if tagged.text != plain:
             raise _differs(line, "the rendering with generation tags", tagged.text, plain, tokenizer)
@@ -173,9 +216,9 @@ def _conversation_text(row: MessagesRow, tokenizer: Tokenizer, settings: EncodeS
         answers = _merged(tagged.tagged or ())
         if settings.spans == "verified":
             _verify_tags(line, messages, located.turns, answers)
-        return _Text(plain, answers, traits | Trait.TAGGED)
+        return _Text(plain, answers, spoken, traits | Trait.TAGGED)
     answers, is_closed = _answers(messages, located.turns, plain, facts)
-    return _Text(plain, answers, traits if is_closed else traits | Trait.UNCLOSED)
+    return _Text(plain, answers, spoken, traits if is_closed else traits | Trait.UNCLOSED)
 
 
 def _refuse_rewrite(line: int, turn: int, message: Message, found: Turn, settings: EncodeSettings) -> None:
@@ -302,17 +345,23 @@ def _example(
         starts, ends = [*starts, len(each.text)], [*ends, len(each.text)]
         answer.append(1)
     traits = each.traits | (Trait.BOS if ids and ids[0] == facts.bos_id else 0)
-    _require_labels(row.line, ids, answer, settings)
+    if len(ids) < 2:
+        raise RowProblem(row.line, "it is a single token, before which nothing stands to predict it from.")
+    if settings.supervision == "assistant_only":
+        _require_learnt(row.line, each.spoken, answer, starts, ends)
     return Example(row.line, ids, bytes(answer), traits), Detail(each.text, starts, ends)
 
 
-def _require_labels(line: int, ids: "array[int]", answer: bytearray, settings: EncodeSettings) -> None:
-    """Require a token to learn that a token stands before: the first is predicted from nothing."""
-    if len(ids) < 2:
-        raise RowProblem(line, "it is a single token, before which nothing stands to predict it from.")
-    if settings.supervision == "assistant_only" and not any(answer[1:]):
-        message = "no token of the answer can be supervised: none lies wholly inside it after the first position."
-        raise RowProblem(line, message, hint="Lengthen the answer, or use supervision: all_tokens.")
+def _require_learnt(
+    line: int, spoken: Iterable[Span], answer: bytes | bytearray, starts: Sequence[int], ends: Sequence[int]
+) -> None:
+    """Require that a token of an answer's own text is learnt, not only what closes it, and not only the first token."""
+    for first, last in spoken:
+        begin, stop = max(bisect_right(ends, first), 1), bisect_left(starts, last)
+        if any(answer[begin:stop]):
+            return
+    message = "no token of the answer can be supervised: none lies wholly inside its text after the first position."
+    raise RowProblem(line, message, hint="Lengthen the answer, or use supervision: all_tokens.")
 
 
 def _mask(answers: Iterable[Span], starts: Sequence[int], ends: Sequence[int]) -> bytearray:

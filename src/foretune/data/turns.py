@@ -232,8 +232,14 @@ def _read(content: str, intervals: Intervals, spans: tuple[Span, ...], text: str
     place = spans[0][0] - (start - lead)
     if place >= 0 and text.startswith(core, place) and spans[-1][1] == place + stop - lead:
         return Turn(((place, place + len(core)),), "unchanged" if core == content else "respaced")
-    around = _around(content, intervals, spans, text)
+    around = _around(content, intervals, spans, text) if _marks_thinking(content, intervals) else None
     return Turn(spans, "rewritten") if around is None else Turn((around,), "respaced")
+
+
+def _marks_thinking(content: str, intervals: Intervals) -> bool:
+    """Whether the marked parts are the thinking and the answer, so that what is left out are tags and white space."""
+    parts = _parts(content)
+    return bool(parts) and (intervals[:-1], intervals[-1][0]) == (parts[:-1], parts[-1][0])
 
 
 def _around(content: str, intervals: Intervals, spans: tuple[Span, ...], text: str) -> Span | None:

@@ -158,11 +158,11 @@ def refuse_characters(text: str) -> None:
         )
 
 
-def refuse_id(text: str) -> None:
-    """Raise ConfigError for what is no path that exists, and cannot be an id."""
+def refuse_id(text: str, needed: str = "config.json") -> None:
+    """Raise ConfigError for what is no path with the needed file, and cannot be an id."""
     if _is_path_like(text):
         raise ConfigError(
-            f"There is no file or folder {text[:200]!r} with a config.json.",
+            f"There is no file or folder {text[:200]!r} with a {needed}.",
             hint="Check the path, or write an id such as Qwen/Qwen2.5-0.5B.",
             field="model",
         )

@@ -61,7 +61,7 @@ def resolve_tokenizer(id_or_path: str, *, revision: str | None = None, offline: 
     folder = _local_folder(id_or_path)
     if folder is not None:
         return _checked(TokenizerFiles(folder, id_or_path, None))
-    refuse_id(id_or_path)
+    refuse_id(id_or_path, NEEDED)
     refuse_revision(revision)
     match = find_catalogue(id_or_path)
     id = match.id if match else id_or_path
