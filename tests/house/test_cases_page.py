@@ -7,10 +7,14 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FIT = (1, 4, 6, 7, 8, 9, 10, 12, 14, 15, 17, 18, 21, 22, 23, 24, 25, 27, 29, 30, 31, 33, 34, 35, 36, 39, 40)
+DATA = (
+    *(43, 44, 46, 48, 49, 50, 51, 52, 53, 54, 55, 56, 58, 59, 60, 61, 62, 63, 64, 65, 67, 68, 71, 72, 76, 77, 79, 82),
+    *(84, 85, 86, 90, 93, 94, 95, 96),
+)
 LOADING = (100, 101, 102, 103, 104, 105, 106, 107, 108, 109, 112, 115, 117, 118, 121, 122)
 PLANNING = (149, 150, 151, 152, 153, 154, 156, 158, 159, 160, 164, 165)
-IDS = [f"{number:03}" for number in (*FIT, *LOADING, *PLANNING)]
-OWNERS = {"training", "data", "evaluate", "merge", "calibrate", "evidence", "several devices"}
+IDS = [f"{number:03}" for number in (*FIT, *DATA, *LOADING, *PLANNING)]
+OWNERS = {"training", "evaluate", "merge", "calibrate", "evidence", "several devices"}
 
 PAGE = (ROOT / "docs/cases.md").read_text(encoding="utf-8")
 ROWS = {row[0]: row for row in re.findall(r"^\| (\d{3}) \| (.+) \| (.+) \| (.+) \|$", PAGE, re.MULTILINE)}
@@ -35,7 +39,8 @@ def test_named_test_exists(file: str, name: str) -> None:
 
 
 def test_every_test_of_a_case_stands_in_its_row() -> None:
-    for file, least in (("tests/journeys/test_cases.py", 25), ("tests/journeys/test_planning_cases.py", 14)):
+    files = (("test_cases", 25), ("test_data_cases", 28), ("test_planning_cases", 14))
+    for file, least in ((f"tests/journeys/{name}.py", least) for name, least in files):
         text = (ROOT / file).read_text(encoding="utf-8")
         names = re.findall(r"^def (test_case_(\d{3})_\w+)\(", text, re.MULTILINE)
         assert len(names) >= least

@@ -27,6 +27,7 @@ from foretune.data import (
     truncate,
 )
 from foretune.data.encode import runs_of
+from foretune.errors import UnsupportedError
 from foretune.runtime.tokenizer import ModelTokenizer
 
 MARKUP = TEMPLATES["markup"]
@@ -279,13 +280,11 @@ def test_case_060_what_a_template_adds_before_an_answer_is_not_learnt(check) -> 
 REFUSED: dict[str, tuple[str | bytes, list[str]]] = {
     "056": (chat(("user", "a"), ("user", "b"), ("assistant", "c")), ["line 1, message 2: expected assistant"]),
     "061": (
-        '{"messages": [{"role": "user", "content": "2+2?"}, '
-        '{"role": "assistant", "reasoning_content": "two", "content": "4"}]}\n',
+        '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "reasoning_content": "b"}]}',
         ["line 1, message 2", "reasoning_content"],
     ),
     "062": (
-        '{"messages": [{"role": "user", "content": "w?"}, {"role": "assistant", "content": "", "tool_calls": [{}]}, '
-        '{"role": "tool", "content": "12"}, {"role": "assistant", "content": "12"}]}\n',
+        '{"messages": [{"role": "user", "content": "w?"}, {"role": "assistant", "content": "", "tool_calls": [{}]}]}',
         ["line 1, message 2", "tool_calls is not supported"],
     ),
     "063": (
@@ -412,3 +411,51 @@ def test_case_023_and_139_the_longest_row_is_named_with_its_line(check) -> None:
 def test_an_instruction_is_written_in_one_form() -> None:
     assert format_instruction("Add.") == "### Instruction:\nAdd.\n\n### Response:\n"
     assert format_instruction("Add.", "1 + 1") == "### Instruction:\nAdd.\n\n### Input:\n1 + 1\n\n### Response:\n"
+
+
+def test_case_090_packed_examples_do_not_see_each_other() -> None:
+    """The loss of a packed row is that of its examples alone, and of padded rows that of rows alone."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=600, **sizes)).train()
+    tokenizer = made("words", "markup")
+    rows = [talk("Where?", "Over there."), talk("Hello", "Hi"), talk("One more", "The answer is 4")]
+    examples = [one(row, tokenizer, ANSWERS) for row in rows]
+
+    def loss_of(*parts: list[Example]) -> float:
+        batch = make_batch(parts, supervision="assistant_only", padding_id=0, width=None)
+        ids, labels, positions = (
+            torch.tensor([list(row) for row in each]) for each in (batch.input_ids, batch.labels, batch.position_ids)
+        )
+        logits = model(input_ids=ids, position_ids=positions, use_cache=False).logits
+        loss = torch.nn.functional.cross_entropy(
+            logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100, reduction="sum"
+        )
+        return float(loss.detach())
+
+    alone = sum(loss_of([example]) for example in examples)
+    assert loss_of(examples) == pytest.approx(alone, rel=1e-5)
+    assert loss_of(*([example] for example in examples)) == pytest.approx(alone, rel=1e-5)
+
+
+# -- tokenizers --------------------------------------------------------------------------------------------------
+
+
+def test_case_112_a_tokenizer_without_pad_pads_with_eos() -> None:
+    tokenizer = made("words", "markup")
+    assert tokenizer.facts.pad_id is None
+    assert tokenizer.facts.padding_id == tokenizer.facts.eos_id
+    assert tokenizer.facts._replace(pad_id=5).padding_id == 5
+    assert tokenizer.facts._replace(eos_id=None).padding_id is None
+
+
+def test_case_117_a_tokenizer_without_offsets_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_offsets(_: object, texts: Sequence[str]) -> list[Encoding]:
+        return [Encoding([1, 2], [(0, 0), (0, 0)]) for _ in texts]
+
+    monkeypatch.setattr(ModelTokenizer, "encode", without_offsets)
+    with pytest.raises(UnsupportedError, match=r"slow-ish .*gives no offsets"):
+        ModelTokenizer(made_tokenizer("words"), template=None, template_date=DAY, name="slow-ish")
