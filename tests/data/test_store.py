@@ -137,3 +137,9 @@ def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch
 def test_a_file_that_cannot_be_digested_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="No such file"):
         digest_file(str(tmp_path / "missing"))
+
+
+def test_a_pipe_is_refused_because_rows_are_read_twice(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataError, match="which a pipe does not allow"):
+        digest_file(str(tmp_path / "pipe"))

@@ -1,6 +1,7 @@
 """Rows encoded in processes of their own: the same for any number of them, bounded, and never silent."""
 
 import json
+import random
 import sys
 from collections.abc import Callable
 from datetime import date
@@ -11,7 +12,7 @@ from data.made import DAY, TEMPLATES, made, made_tokenizer
 
 from foretune.data import EncodeSettings, Example, encode_rows, read_rows
 from foretune.errors import DataError, UnsupportedError
-from foretune.runtime import encoding
+from foretune.runtime import encoder, encoding
 from foretune.runtime.encoder import encode_chunk
 from foretune.runtime.encoding import EncodingTask, encode_file
 
@@ -197,3 +198,45 @@ def test_the_process_imports_no_torch(tmp_path: Path, folder: Folder) -> None:
 
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ran.stdout.split()[:1] == ["400"], ran.stderr
+
+
+def damaged(rng: random.Random) -> bytes:
+    """Return a row of random texts, or one with a random damage; the texts hold what templates and tokenizers mind."""
+    parts = (
+        "a",
+        " ",
+        "\n",
+        "😀",
+        "<|im_end|>",
+        "</think>",
+        "<think>",
+        "[INST]",
+        "\ud83d\ude00",
+        "\U00100000",
+        "'",
+        '"',
+        "{{",
+    )
+
+    def text() -> str:
+        return "".join(rng.choices(parts, k=rng.randint(0, 5)))
+
+    line = (
+        chat(text(), text()) if rng.random() < 0.7 else json.dumps({"instruction": text(), "output": text()})
+    ).encode(errors="replace")
+    place = rng.randrange(len(line))
+    damage = rng.choice((b"", b"", b"\xff", b"[", b"}", b'"', b"\x00", b"NaN"))
+    return line[:place] + damage + line[place:] if rng.random() < 0.5 else line
+
+
+@pytest.mark.parametrize("count", [1_000, pytest.param(20_000, marks=pytest.mark.full)])
+def test_a_line_is_told_wrong_in_a_chunk_as_it_is_alone(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoder, "MAX_PROBLEMS", count)
+    rng, tokenizer = random.Random(3), made("words", "forgets_thinking")
+    lines = [damaged(rng) for _ in range(count)]
+    together = encode_chunk(1, b"\n".join(lines) + b"\n", tokenizer, ANSWERS, 0)
+    alone = [encode_chunk(number, line, tokenizer, ANSWERS, 0) for number, line in enumerate(lines, 1)]
+    assert together["problems"] == [problem for each in alone for problem in each["problems"]]
+    assert together["rows"][2] == b"".join(each["rows"][2] for each in alone)
+    assert count / 20 < len(together["problems"]) < count
+    assert all(message.startswith(f"line {line}") for line, message, _ in together["problems"])

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from foretune.data.rows import unreadable
+from foretune.errors import DataError
 
 __all__ = ["cache_folder", "digest_file", "prune_stores", "store_place"]
 
@@ -38,9 +39,14 @@ def digest_file(file: str) -> str:
     import hashlib
 
     try:
+        if Path(file).is_fifo() or Path(file).is_char_device():
+            message = "The rows are read more than once, which a pipe does not allow."
+            raise DataError(message, hint="Write them to a file first.", place=file)
         with open(file, "rb") as stream:  # noqa: PTH123 - the path may be any text
             return hashlib.file_digest(stream, "sha256").hexdigest()
     except (OSError, ValueError) as error:
+        if isinstance(error, DataError):
+            raise
         raise unreadable(file, error) from error
 
 

@@ -186,7 +186,11 @@ def _conversation_text(row: MessagesRow, tokenizer: Tokenizer, settings: EncodeS
     facts, line, messages = tokenizer.facts, row.line, row.messages
     reason = require_template(facts, settings)
     if reason is not None:
-        hint = "Use a tokenizer with a template." if not facts.has_template else "Set data.spans: verified."
+        hint = (
+            "Use the tokenizer of a chat model; `data check --chat-template FILE` tries a template."
+            if not facts.has_template
+            else "Set data.spans: verified."
+        )
         raise RowProblem(line, reason, hint=hint)
     with_tags = facts.has_generation_tags and settings.supervision == "assistant_only"
     try:

@@ -40,6 +40,7 @@ class TokenizerFacts(NamedTuple):
     special_texts: tuple[str, ...]
     """Texts that become one control token wherever they stand."""
     special_ids: frozenset[int]
+    """Added tokens, control tokens or not: they may stand for no character."""
     has_template: bool
     has_generation_tags: bool
 

@@ -55,16 +55,16 @@ class ModelTokenizer:
     def _facts(self, name: str) -> TokenizerFacts:
         tokenizer = self._tokenizer
         added = self._backend.get_added_tokens_decoder()
-        special = {token_id: token.content for token_id, token in added.items()}
-        eos, bos = tokenizer.eos_token_id, tokenizer.bos_token_id
+        named = (tokenizer.eos_token, tokenizer.bos_token, tokenizer.pad_token)
+        control = dict.fromkeys(token.content for token in added.values() if token.special or token.content in named)
         return TokenizerFacts(
             name=f"{name} ({type(tokenizer).__name__}, tokenizers {version('tokenizers')})",
-            eos_id=eos,
+            eos_id=tokenizer.eos_token_id,
             eos_text=tokenizer.eos_token,
             pad_id=tokenizer.pad_token_id,
-            bos_id=bos,
-            special_texts=tuple(text for text in special.values() if text.strip()),
-            special_ids=frozenset(special),
+            bos_id=tokenizer.bos_token_id,
+            special_texts=tuple(text for text in control if text.strip()),
+            special_ids=frozenset(added),
             has_template=self._template is not None,
             has_generation_tags=self._template is not None and _TAGS.search(self._template) is not None,
         )
