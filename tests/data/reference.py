@@ -128,12 +128,29 @@ def place_of(messages: Sequence[Message], turn: int, text: str, render: Render) 
         or without_outer_space(text[first : last + 1]) != without_outer_space(kept)
     ):
         return Place(frozenset(owned), None, None, "lost", frozenset())
-    if dropped:  # the template writes by itself what it dropped
+    edges = [(core[0], anchors[0][0]), (anchors[-1][0] + 1, core[-1] + 1)]
+    if dropped or any(_is_rewritten_alike(messages, turn, edge, text, render) for edge in edges):
         return Place(frozenset(owned), None, None, "unsure", frozenset())
     owned |= set(range(first, last + 1))
-    loose = _spaces_beside(text, first - 1, -1, owned) if any(altered[: core[0]]) else set()
-    loose |= _spaces_beside(text, last + 1, 1, owned) if any(altered[core[-1] + 1 :]) else set()
+    loose = set()
+    if any(altered[: core[0]]) or kept.startswith(("<think>", "</think>")):
+        loose |= _spaces_beside(text, first - 1, -1, owned)
+    if any(altered[core[-1] + 1 :]) or kept.endswith(("<think>", "</think>")):
+        loose |= _spaces_beside(text, last + 1, 1, owned)
     return Place(frozenset(owned), first, last, "kept", frozenset(loose))
+
+
+def _is_rewritten_alike(
+    messages: Sequence[Message], turn: int, edge: tuple[int, int], text: str, render: Render
+) -> bool:
+    """Say whether a template writes the same without one end of a turn: then it dropped it, and wrote it by itself."""
+    start, end = edge
+    content = messages[turn].content
+    shorter = messages[turn]._replace(content=content[:start] + content[end:])
+    try:
+        return start < end and render([*messages[:turn], shorter, *messages[turn + 1 :]]) == text
+    except ValueError:
+        return False
 
 
 def _walk(part: str, text: str, at: int, step: int) -> int | None:

@@ -584,9 +584,12 @@ class Beyond(Stub):
         return [*rest, (start, end + 3)]
 
 
-class Fewer(Stub):
-    def encode(self, texts: Sequence[str]) -> list[Encoding]:
-        return [Encoding(ids, offsets[:-1]) for ids, offsets in super().encode(texts)]
+class Given(Stub):
+    def __init__(self, spans: list[tuple[int, int]]) -> None:
+        self.given = spans
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        return self.given
 
 
 WISE = MessagesRow(7, (Message("user", "Be wise now"), Message("assistant", "I am wise now")))
@@ -601,6 +604,38 @@ def test_a_stub_with_good_offsets_is_encoded() -> None:
 def test_unusable_offsets_are_refused_with_the_tokenizers_name(kind: type[Stub], how: EncodeSettings) -> None:
     problem = encoded(WISE, kind(), how).problem
     assert problem.startswith("line 7: unusable offsets of stub 1.0")
+
+
+SHORT = MessagesRow(
+    7, (Message("user", "a"), Message("assistant", "b c"), Message("user", "d"), Message("assistant", "e"))
+)
+SHORT_TEXT = Stub().render(SHORT.messages).text
+
+
+STEPS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 7)), max_size=30)
+
+
+def covering(steps: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return offsets in order that cover a text; tokens may share characters, and the last one takes the rest."""
+    found, start, end = [], 0, 0
+    for back, forth in [*steps, (0, len(SHORT_TEXT))]:
+        start = max(start, end - back)
+        end = min(max(end, start + 1) + forth, len(SHORT_TEXT))
+        found += [(start, end)] if start < end else []
+    return found
+
+
+@settings(max_examples=300, deadline=None)
+@given(STEPS.map(covering))
+def test_whatever_tokens_cover_they_are_masked_by_their_characters(spans: list[tuple[int, int]]) -> None:
+    verdict = reference.judge(SHORT.messages, lambda changed: Stub().render(changed).text, Stub.facts.special_texts)
+    wanted = reference.token_claims([frozenset(range(start, end)) for start, end in spans], verdict.claims)
+    found = encoded(SHORT, Given(spans))
+    if found.example is None:
+        assert "no token of the answer" in found.problem or len(spans) == 1
+        assert Claim.ANSWER not in wanted[1:]
+    else:
+        assert list(found.example.answer) == [int(claim is Claim.ANSWER) for claim in wanted]
 
 
 # -- private-use characters
