@@ -231,6 +231,7 @@ TEMPLATES = {
     ),
     "closes_nothing": _each("{{ m.role ~ ': ' ~ m.content ~ '\n' }}"),
     "closes_by_word": _each("{{ m.role ~ ': ' ~ m.content ~ '\nSTOP\n' }}"),
+    "closes_by_words": _each("{{ m.role ~ ': ' ~ m.content ~ '\nThat was it.\n' }}"),
     "closes_after_space": _each(OPEN + "{{ m.content ~ ' \n<|eot_id|>' }}"),
     "closes_by_header": _each("{{ '<|' ~ m.role ~ '|>' ~ m.content }}", after="{{ '<|user|>' }}"),
     "closed_by_header": _each("{{ '<|' ~ m.role ~ '|>' ~ m.content }}"),

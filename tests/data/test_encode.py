@@ -412,6 +412,7 @@ ANSWERS = {
     ("closes_last_otherwise", "three"): "123 answers</s>",
     ("closes_nothing", "system"): "Hi.Over there, on the left.",
     ("closes_by_word", "system"): "Hi.\nSTOPOver there, on the left.\nSTOP",
+    ("closes_by_words", "system"): "Hi.Over there, on the left.",
     ("closes_after_space", "system"): "Hi. \n<|eot_id|>Over there, on the left. \n<|eot_id|>",
     ("closes_by_header", "system"): "Hi.<|user|>Over there, on the left.<|user|>",
     ("closed_by_header", "system"): "Hi.Over there, on the left.",

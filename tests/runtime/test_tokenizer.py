@@ -254,6 +254,26 @@ def test_another_template_is_used_in_place_of_the_folders_own(folder: Path) -> N
     assert tokenizer.render_own(spaces) == made.made("words", "markup").render(spaces).text
 
 
+def test_of_several_templates_the_default_one_is_used() -> None:
+    fast = PreTrainedTokenizerFast(tokenizer_object=made.MAKERS["words"](), eos_token="</s>")
+    fast.chat_template = {"tool_use": made.TEMPLATES["shouts"], "default": made.TEMPLATES["markup"]}
+    tokenizer = ModelTokenizer(fast, template_date=made.DAY)
+    assert tokenizer.render(CHAT).text == fast.apply_chat_template(listed(CHAT), tokenize=False)
+
+
+def test_of_two_control_tokens_the_longer_closes_an_answer() -> None:
+    backend = made.MAKERS["words"]()
+    backend.add_special_tokens(["<|end|>", "<|end|>!"])
+    fast = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>")
+    template = "{% for m in messages %}{{ '<|' ~ m.role ~ '|>' ~ m.content ~ '<|end|>!' }}{% endfor %}"
+    how = EncodeSettings(supervision="assistant_only")
+    [(example, _)] = encode_rows(
+        [made.row_of("plain")], ModelTokenizer(fast, template=template, template_date=made.DAY), how
+    )
+    assert example.ids[-1] == fast.convert_tokens_to_ids("<|end|>!")
+    assert example.answer[-1] == 1
+
+
 def test_a_folder_without_a_template_has_none(tmp_path: Path) -> None:
     made.made_tokenizer("words").save_pretrained(tmp_path)
     tokenizer = load_tokenizer(tmp_path, template_date=made.DAY, name="bare")
