@@ -231,6 +231,7 @@ TEMPLATES = {
     ),
     "closes_nothing": _each("{{ m.role ~ ': ' ~ m.content ~ '\n' }}"),
     "closes_by_word": _each("{{ m.role ~ ': ' ~ m.content ~ '\nSTOP\n' }}"),
+    "closes_by_words": _each("{{ m.role ~ ': ' ~ m.content ~ '\nThat was it.\n' }}"),
     "closes_after_space": _each(OPEN + "{{ m.content ~ ' \n<|eot_id|>' }}"),
     "closes_by_header": _each("{{ '<|' ~ m.role ~ '|>' ~ m.content }}", after="{{ '<|user|>' }}"),
     "closed_by_header": _each("{{ '<|' ~ m.role ~ '|>' ~ m.content }}"),
@@ -290,7 +291,7 @@ TEMPLATES = {
     "default_system": "{% if messages[0].role != 'system' %}"
     "{{ '<|im_start|>system\nBe kind. answer<|im_end|>\n' }}{% endif %}" + _each(OPEN + "{{ m.content }}" + CLOSE),
     "skips_blank": _each("{% if m.content %}" + OPEN + "{{ m.content }}" + CLOSE + "{% endif %}"),
-    "cuts": _each(OPEN + "{{ m.content[:30] }}" + CLOSE),
+    "cuts": _each(OPEN + "{{ m.content[:28] }}" + CLOSE),
     "private": _each("{{ '\ue000' ~ m.role ~ '\ue001' ~ m.content ~ '\U00100000<|im_end|>\U0010fffd' }}"),
     "joins_lines": _each(OPEN + "{{ m.content.split('\n') | join(' ') }}" + CLOSE),
     "drops_first_user": _each(
