@@ -29,6 +29,7 @@ from foretune.data import (
     encode_rows,
     format_instruction,
 )
+from foretune.runtime.tokenizer import ModelTokenizer
 
 ASSISTANT = EncodeSettings(supervision="assistant_only")
 TAGS_ONLY = EncodeSettings(supervision="assistant_only", spans="template")
@@ -170,14 +171,8 @@ def disagreement(tokenizer: str, template: str, messages: Sequence[Message], ver
     return f"tokens {wrong}" if wrong else ""
 
 
-LEFT_OUT = {
-    "trims_newlines": {"spaces"},
-    "tightens_thinking": {"thinks_not"},
-    "no_seams": {"control"},
-    "looks_at_ends": {"spaces", "switch"},
-    "joins_lines": {"spaces", "control", "control_first", "code", "line_ends", "stop"},
-}
-"""Conversations on which encoder and reference are known to differ: reported, and to be put back one by one."""
+LEFT_OUT = {"looks_at_ends": {"spaces"}, "joins_lines": {"spaces"}}
+"""Where the reference knows more: white space before an answer that no mark proves to be the turn's own is masked."""
 
 PAIRS = [
     (template, conversation)
@@ -291,6 +286,9 @@ def test_an_instructions_answer_is_its_output_and_one_eos(
     assert characters is not None
     claims = [Claim.ANSWER if at >= len(prompt) else Claim.OTHER for at in range(len(text))]
     wanted = reference.token_claims(characters, claims)
+    if Claim.ANSWER not in wanted[1:]:  # only EOS could be learnt, and the row would teach nothing else
+        assert "no token of the answer can be supervised" in found.problem
+        return
     if ids[-1] != fast.eos_token_id:  # an output may end in EOS by itself
         ids, wanted = [*ids, fast.eos_token_id], [*wanted, Claim.ANSWER]
     assert found.example is not None
@@ -672,3 +670,94 @@ def test_data_may_hold_private_use_characters(first: int) -> None:
     row = MessagesRow(7, (Message("user", letters), Message("assistant", f"{letters[:9]}a{letters[-9:]}")))
     taught = "".join(supervised(encoded(row, made.made("digits", "markup"))))
     assert set(taught) == set(f"{row.messages[1].content}<|im_end|>")
+
+
+# -- what the reference found -------------------------------------------------------------------------------------
+
+
+def encoded_by(
+    tokenizer: str, template: str, *turns: str, how: EncodeSettings = ASSISTANT, system: str = ""
+) -> Encoded:
+    head = (Message("system", system),) if system else ()
+    messages = (*head, *(Message("assistant" if k % 2 else "user", text) for k, text in enumerate(turns)))
+    wrapped = ModelTokenizer(made.made_tokenizer(tokenizer), template=template, template_date=made.DAY)
+    return encoded(MessagesRow(7, messages), wrapped, how)
+
+
+def test_a_users_text_never_closes_an_answer() -> None:
+    bare = "{% for m in messages %}{{ m.content }}{% if loop.last %}{{ '</s>' }}{% endif %}{% endfor %}"
+    assert "".join(supervised(encoded_by("words", bare, "a", "b", "</s> c", "d"))) == "bd</s>"
+
+
+@pytest.mark.parametrize("last", ["{{ messages[0].content }}", "{{ messages[0].content | upper }}"])
+def test_a_text_that_was_not_found_never_closes_an_answer(last: str) -> None:
+    turns = "{% for m in messages[1:] %}{{ m.role ~ ': ' ~ m.content ~ '\n' }}{% endfor %}"
+    before = "{{ messages[0].content }}\n" if "upper" not in last else ""
+    allowed = ASSISTANT._replace(allow_template_rewrite=True)
+    found = encoded_by("plain", before + turns + last, "Hi", "Hello, all of you!", how=allowed, system="Brief.")
+    assert "of you" in "".join(supervised(found))
+    assert "rief" not in "".join(supervised(found)).lower()
+    control = encoded_by("words", turns + last, "Hi", "Well,\nhello", how=allowed, system="</s>")
+    assert "".join(supervised(control)).endswith("hello")
+
+
+def test_a_turn_that_is_written_twice_is_told_as_such() -> None:
+    found = encoded(made.row_of("system"), made.made("words", "system_twice"))
+    assert "message 1: the chat template writes this turn's text more than once" in found.problem
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFKC"])
+@pytest.mark.parametrize(
+    "text", ["cafe\u0301 au lait", "\u1112\u1161\u11ab", "a\u0323\u0301", "\u304b\u3099", "e\u0301"]
+)
+def test_characters_that_a_normalizer_joins_belong_to_one_token(form: str, text: str) -> None:
+    from tokenizers import Tokenizer, normalizers
+
+    backend = Tokenizer.from_str(made.made_tokenizer("words").backend_tokenizer.to_str())
+    backend.normalizer = getattr(normalizers, form)()
+    fast = type(made.made_tokenizer("words"))(tokenizer_object=backend, bos_token="<s>", eos_token="</s>")
+    wrapped = ModelTokenizer(fast, template=made.TEMPLATES["markup"], template_date=made.DAY)
+    found = encoded(MessagesRow(7, (Message("user", text), Message("assistant", text))), wrapped)
+    assert found.example is not None, found.problem
+    assert found.detail is not None
+    ends = [end for end, is_answer in zip(found.detail.ends, found.example.answer, strict=True) if is_answer]
+    starts = [start for start, is_answer in zip(found.detail.starts, found.example.answer, strict=True) if is_answer]
+    assert found.detail.text[min(starts) : max(ends)] == f"{text}<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    ("template", "answer", "kept"),
+    [
+        ("trims_newlines", "x \n", "x <|im_end|>"),
+        ("trims_newlines", "\n x", " x<|im_end|>"),
+        ("trims_newlines", "\n\t x\t \n\n", "\t x\t <|im_end|>"),
+        ("tightens_thinking", "<think>\n\n</think>\n\nb", "<think></think>b<|im_end|>"),
+        ("tightens_thinking", "<think>\nx\n</think>\n\nb", "<think>x</think>b<|im_end|>"),
+        ("respaces_thinking", " x</think>b", "x\n</think>\n\nb<|im_end|>"),
+        ("cuts", "a text of twenty-seven signs", "a text of twenty-seven signs<|im_end|>"),
+    ],
+)
+def test_white_space_at_the_ends_is_the_turns_as_far_as_it_is_kept(template: str, answer: str, kept: str) -> None:
+    found = encoded_by("words", made.TEMPLATES[template], "hi", answer)
+    assert "".join(supervised(found)) == kept
+
+
+def test_a_switch_at_the_end_of_a_turn_is_no_obstacle() -> None:
+    for question in ("a /no_think", "a longer_wordxx /no_think"):
+        assert encoded_by("words", made.TEMPLATES["looks_at_ends"], question, "b").problem == ""
+
+
+@pytest.mark.parametrize(
+    "answer", ["\n" * 300_000 + "x" + "\n" * 300_000, "x" + " " * 600_000, "<think>" + " " * 300_000]
+)
+def test_white_space_without_end_is_encoded_in_no_time_to_speak_of(answer: str) -> None:
+    found = encoded_by("words", made.TEMPLATES["trims"], "hi", answer)
+    assert "".join(supervised(found)) == answer.strip() + "<|im_end|>"
+
+
+def test_fewer_offsets_than_tokens_are_unusable() -> None:
+    class Few(Stub):
+        def encode(self, texts: Sequence[str]) -> list[Encoding]:
+            return [Encoding(each.ids, each.offsets[:-1]) for each in super().encode(texts)]
+
+    assert "unusable offsets" in encoded(InstructionRow(7, "a", "", "b"), Few()).problem

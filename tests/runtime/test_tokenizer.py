@@ -159,7 +159,6 @@ def test_ids_are_those_of_a_plain_call(name: str) -> None:
     fast, tokenizer = made.made_tokenizer(name), made.made(name, "markup")
     wanted = [fast(text, add_special_tokens=False)["input_ids"] for text in TEXTS]
     assert [list(encoding.ids) for encoding in tokenizer.encode(TEXTS)] == wanted
-    assert [tokenizer.encode_natively(text) for text in TEXTS] == wanted
 
 
 @pytest.mark.parametrize("name", ["puts_bos", "words"])

@@ -14,6 +14,7 @@ from functools import lru_cache
 from itertools import groupby
 from operator import eq
 from typing import Literal, NamedTuple
+from unicodedata import normalize
 
 from foretune.data.rows import InstructionRow, Message, MessagesRow, Row, RowProblem
 from foretune.data.tokenizer import Encoding, TemplateProblem, Tokenizer, TokenizerFacts
@@ -231,6 +232,7 @@ def _refuse_rewrite(line: int, turn: int, message: Message, found: Turn, setting
     what = {
         "dropped": "does not write this turn's text",
         "rewritten": "changes this turn's text",
+        "repeated": "writes this turn's text more than once",
         "moved": "writes this turn's text out of order",
     }[found.state]
     hint = "Change the row, or accept and count such rows with data.allow_template_rewrite: true."
@@ -285,25 +287,33 @@ def _answers(
     """Return the answers with what closes them, and whether something closes the last one.
 
     What closes an answer is what the template writes after the last one: white space and a control token, or one
-    word. After an earlier answer the same text counts, and nothing else.
+    word. After an earlier answer the same text counts, and nothing else. Text of another turn closes nothing.
     """
     spoken = [turn.spans for message, turn in zip(messages, turns, strict=True) if message.role == "assistant"]
-    closing = _closing(text[spoken[-1][-1][1] :], facts) if spoken[-1] else ""
+    others = sorted(span for turn in turns for span in turn.spans)
+    lost = [m.content for m, turn in zip(messages, turns, strict=True) if m.role != "assistant" and not turn.is_kept]
+    closing = _closing(text[spoken[-1][-1][1] :], facts, lost) if spoken[-1] else ""
     answers: list[Span] = []
+    is_closed = False
     for spans in spoken:
         if spans:
             *inner, (start, stop) = spans
-            is_closed = closing and text.startswith(closing, stop)
+            following = bisect_left(others, (stop, stop))
+            end = others[following][0] if following < len(others) else len(text)
+            is_closed = bool(closing) and text.startswith(closing, stop) and stop + len(closing) <= end
             answers += [*inner, (start, stop + len(closing) if is_closed else stop)]
-    return _merged(answers), bool(closing)
+    return _merged(answers), is_closed
 
 
-def _closing(tail: str, facts: TokenizerFacts) -> str:
+def _closing(tail: str, facts: TokenizerFacts, lost: Sequence[str]) -> str:
+    """Return the beginning of a tail that closes an answer.
+
+    `lost` are texts of others that were not found in the rendering: what may be of them closes nothing.
+    """
     match = _control_pattern(facts.special_texts).search(tail)
     if match is not None and not tail[: match.start()].strip():
-        return tail[: match.end()]
-    words = tail.split()
-    return tail.rstrip() if len(words) == 1 else ""
+        return "" if any(match.group() in text for text in lost) else tail[: match.end()]
+    return tail.rstrip() if len(tail.split()) == 1 and not lost else ""
 
 
 @lru_cache(maxsize=8)
@@ -387,10 +397,9 @@ def _checked_offsets(
     encoding: Encoding, text: str, line: int, tokenizer: Tokenizer
 ) -> tuple[Sequence[int], Sequence[int]]:
     """Return where tokens begin and end; they must be in order, cover the text and have a width."""
-    if not encoding.offsets:
-        if text.strip():
-            raise _unusable(line, "there is no token", tokenizer)
-        return (), ()
+    if not encoding.offsets or len(encoding.offsets) != len(encoding.ids):
+        number = f"{len(encoding.offsets)} offsets for {len(encoding.ids)} tokens"
+        raise _unusable(line, "there is no token" if not encoding.ids else number, tokenizer)
     starts, ends = zip(*encoding.offsets, strict=True)
     is_tiling = starts[0] == 0 and ends[-1] == len(text) and starts[1:] == ends[:-1]
     if is_tiling and not any(map(eq, starts, ends)):
@@ -401,23 +410,50 @@ def _checked_offsets(
 def _repaired_offsets(
     encoding: Encoding, text: str, line: int, tokenizer: Tokenizer
 ) -> tuple[Sequence[int], Sequence[int]]:
-    """Give white space between two tokens to the later one, as byte-level tokenizers mean it that trim offsets."""
+    """Give what no token covers to the one whose it is.
+
+    White space between two tokens is the later one's, as byte-level tokenizers mean it that trim offsets. A character
+    that a normalizer joins to the one before (e and an acute accent) is the earlier one's.
+    """
     starts: list[int] = []
+    ends: list[int] = []
     start = end = 0
     for index, (token, (first, last)) in enumerate(zip(encoding.ids, encoding.offsets, strict=True)):
         if first == last and token not in tokenizer.facts.special_ids and not tokenizer.is_dummy(token):
             raise _unusable(line, f"token {index + 1} has no width", tokenizer)
         if first > end:
-            if text[end:first].strip():
+            _give_to_earlier(text, end, first, ends)
+            if ends and ends[-1] < first and text[ends[-1] : first].strip():
                 raise _unusable(line, f"no token covers {text[end:first][:20]!r}", tokenizer)
-            first = end
+            first = ends[-1] if ends else _leading_space(text, first, line, tokenizer)
         if first < start or last < end or last > len(text):
             raise _unusable(line, f"token {index + 1} is out of order", tokenizer)
         start, end = first, last
         starts.append(first)
-    if text[end:].strip():
+        ends.append(last)
+    _give_to_earlier(text, end, len(text), ends)
+    if text[ends[-1] :].strip():
         raise _unusable(line, f"no token covers {text[end:][:20]!r}", tokenizer)
-    return starts, [last for _, last in encoding.offsets]
+    return starts, ends
+
+
+def _leading_space(text: str, first: int, line: int, tokenizer: Tokenizer) -> int:
+    if text[:first].strip():
+        raise _unusable(line, f"no token covers {text[:first][:20]!r}", tokenizer)
+    return 0
+
+
+def _give_to_earlier(text: str, end: int, first: int, ends: list[int]) -> None:
+    """Let the tokens that end at a place end after the characters that are joined to it."""
+    joined = end
+    while 0 < joined < first and len(normalize("NFKC", text[end - 1 : joined + 1])) <= len(
+        normalize("NFKC", text[end - 1 : joined])
+    ):
+        joined += 1
+    for index in range(len(ends) - 1, -1, -1):
+        if ends[index] != end:
+            break
+        ends[index] = joined
 
 
 def _unusable(line: int, why: str, tokenizer: Tokenizer) -> RowProblem:

@@ -4,11 +4,12 @@ A template may trim a text, drop it, strip its thinking, or put it elsewhere, so
 The conversation is rendered a second time with a private-use character before and after each text. If that
 rendering without these characters equals the first, they show where the texts are; what stands between them is
 compared with the text. Where a template looks at the ends of a text (it trims, or splits at `</think>`), the
-characters stand further inside. Nothing is known of any family's template.
+characters stand further inside, or one takes the place of a letter. Nothing is known of any family's template.
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Literal, NamedTuple
 
 from foretune.data.rows import Message
@@ -18,19 +19,18 @@ __all__ = ["Located", "Span", "Turn", "locate_turns"]
 
 Span = tuple[int, int]
 """First character and the one after the last."""
-State = Literal["unchanged", "respaced", "rewritten", "dropped", "moved", "blank"]
+State = Literal["unchanged", "respaced", "rewritten", "dropped", "repeated", "moved", "blank"]
 Render = Callable[[Sequence[Message]], str]
 
 FIRST_MARK, LAST_MARK = 0x100000, 0x10FFFD
 """Plane 16 is for private use: no character of it has a meaning, and hardly a text has one."""
 BLOCK_OF_MARKS = 0x1000
+MOST_TRIES = 6
+"""Places in white space, or words, that are tried of one text."""
 
-_THINKING = re.compile(
-    r"(?P<before>\s*(?:<(?P<tag>[a-z:_]*think[a-z]*|reasoning|thought)>|\[THINK\])\s*)?(?P<thought>.*?)"
-    r"\s*(?P<close></(?(tag)(?P=tag)|[a-z:_]*think[a-z]*)>|\[/THINK\])(?P<space>\s*)(?P<answer>.*)",
-    re.DOTALL,
-)
-"""Thinking before an answer, with or without the opening tag (which some generation prompts write)."""
+_TAG = r"[a-z:_]*think[a-z]*|reasoning|thought"
+_OPENING = re.compile(rf"<(?:{_TAG})>|\[THINK\]")
+_CLOSING = re.compile(rf"</(?:{_TAG})>|\[/THINK\]")
 
 
 class Turn(NamedTuple):
@@ -67,13 +67,13 @@ def locate_turns(messages: Sequence[Message], text: str, render: Render) -> Loca
     # First all at once; then without outer white space, which settles the texts that have none; then one by one.
     for ways in ([_ends(content) for content in contents], [_core(content) for content in contents]):
         marked = [() if turn else way for turn, way in zip(turns, ways, strict=True)]
-        for index, spans in enumerate(_mark(messages, marked, text, render) or ()):
-            if spans and marked[index] == _ends(contents[index]):
-                turn = _read(contents[index], marked[index], spans, text)
+        for index, found in enumerate(_mark(messages, marked, text, render) or ()):
+            if found.spans and marked[index] == _ends(contents[index]):
+                turn = _read(contents[index], marked[index], found.spans, text)
                 turns[index] = turn if turn.is_kept else None
         if None not in turns:
             break
-    every = (turn or _locate_alone(messages, index, text, render) for index, turn in enumerate(turns))
+    every = [turn or _Alone(messages, index, text, render).locate() for index, turn in enumerate(turns)]
     return Located(text, tuple(_in_order(every)))
 
 
@@ -95,13 +95,16 @@ Intervals = tuple[Span, ...]
 """Parts of a content that are marked at both ends."""
 
 
-def _mark(
-    messages: Sequence[Message], marked: Sequence[Intervals], text: str, render: Render
-) -> list[tuple[Span, ...] | None] | None:
-    """Return where the marked parts of each message are. None: the marks change the rendering, or cannot be set.
+class _Found(NamedTuple):
+    """The marked parts of one message in a rendering."""
 
-    None of one message: a part of it is missing, stands twice or in another order.
-    """
+    spans: tuple[Span, ...] | None
+    """None: a part is missing, stands more than once or in another order."""
+    is_repeated: bool
+
+
+def _mark(messages: Sequence[Message], marked: Sequence[Intervals], text: str, render: Render) -> list[_Found] | None:
+    """Return where the marked parts of each message are. None: the marks change the rendering, or cannot be set."""
     base = _unused_block(messages, text, 2 * sum(map(len, marked)))
     if base is None:
         return None
@@ -125,7 +128,8 @@ def _mark(
         code += 2 * len(intervals)
         once = [place[0] for place in listed if len(place) == 1]
         is_whole = len(once) == len(listed) and once == sorted(once)
-        found.append(tuple(zip(once[::2], once[1::2], strict=True)) if is_whole else None)
+        spans = tuple(zip(once[::2], once[1::2], strict=True)) if is_whole else None
+        found.append(_Found(spans, any(len(place) > 1 for place in listed)))
     return found
 
 
@@ -152,30 +156,111 @@ def _with_marks(content: str, intervals: Intervals, code: int) -> str:
 # -- one message
 
 
-def _locate_alone(messages: Sequence[Message], index: int, text: str, render: Render) -> Turn:
-    """Mark one message alone: at its ends, then further inside, until its text is found whole."""
-    content = messages[index].content
-    partial = Turn((), "dropped")
-    for intervals in _ways(content):
-        marked: list[Intervals] = [()] * len(messages)
-        marked[index] = intervals
-        found = _mark(messages, marked, text, render)
-        spans = None if found is None else found[index]
-        if spans is None:
-            continue
-        turn = _read(content, intervals, spans, text)
-        if turn.is_kept:
+class _Alone:
+    """One message, marked alone: at its ends, inside of its outer white space, at its thinking, inside a word."""
+
+    def __init__(self, messages: Sequence[Message], index: int, text: str, render: Render) -> None:
+        self._messages, self._index, self._text, self._render = messages, index, text, render
+        self._content = messages[index].content
+        self._is_repeated = False
+
+    def locate(self) -> Turn:
+        """Return where the message is, or what has become of it."""
+        found: list[Turn] = []
+        for intervals in (_ends(self._content), _core(self._content), _parts(self._content)):
+            spans = self._spans(intervals) if intervals else None
+            if spans is not None:
+                found.append(self._widened(intervals, spans))
+                if found[-1].is_kept:
+                    return found[-1]
+        inside = self._inside()
+        if inside is not None:
+            return inside
+        left = self._left()
+        if self._is_repeated:
+            return Turn((), "repeated")
+        if left:
+            return Turn(left, "rewritten")
+        return found[0] if found else Turn((), "dropped")
+
+    def _spans(self, intervals: Intervals) -> tuple[Span, ...] | None:
+        marked: list[Intervals] = [()] * len(self._messages)
+        marked[self._index] = intervals
+        found = _mark(self._messages, marked, self._text, self._render)
+        if found is None:
+            return None
+        self._is_repeated |= found[self._index].is_repeated
+        return found[self._index].spans
+
+    def _widened(self, intervals: Intervals, spans: tuple[Span, ...]) -> Turn:
+        """Take in the outer white space that the template keeps: as far as marks further outside change nothing."""
+        turn = _read(self._content, intervals, spans, self._text)
+        if not turn.is_kept:
             return turn
-        if len(turn.spans) >= len(partial.spans):
-            partial = turn
-    for part in _parts(content):
-        marked = [()] * len(messages)
-        marked[index] = (part,)
-        found = _mark(messages, marked, text, render)
-        spans = None if found is None else found[index]
-        if not partial.spans and spans and text[spans[0][0] : spans[0][1]] == content[slice(*part)]:
-            partial = Turn(spans, "rewritten")
-    return partial
+        for stop in self._kept_after(intervals[-1][1], spans[-1][1]):
+            wider = (*intervals[:-1], (intervals[-1][0], stop))
+            found = self._spans(wider)
+            if found is not None:
+                intervals, spans = wider, found
+                break
+        for start in self._kept_before(intervals[0][0], spans[0][0]) if len(intervals) == 1 else ():
+            wider = ((start, intervals[0][1]),)
+            found = self._spans(wider)
+            if found is not None:
+                intervals, spans = wider, found
+                break
+        return _read(self._content, intervals, spans, self._text)
+
+    def _kept_after(self, stop: int, place: int) -> Iterator[int]:
+        """Yield where kept white space may end, the farthest first: as far as it stands in the rendering too."""
+        length = _common(self._content, stop, self._text, place, 1)
+        yield from islice(_turns_of_kind(self._content, stop, length, 1), MOST_TRIES)
+
+    def _kept_before(self, start: int, place: int) -> Iterator[int]:
+        length = _common(self._content, start - 1, self._text, place - 1, -1)
+        yield from islice(_turns_of_kind(self._content, start, length, -1), MOST_TRIES)
+
+    def _inside(self) -> Turn | None:
+        """Find the text by one of its characters, whose place another takes: length and ends stay as they are."""
+        for place in islice(_word_places(self._content), MOST_TRIES):
+            at = self._place_of(place)
+            if at is None:
+                continue
+            lead, end = _outer(self._content)
+            start = at - (place - lead)
+            if start >= 0 and self._text.startswith(self._content[lead:end], start):
+                core = (start, start + end - lead)
+                return Turn((core,), "unchanged" if (lead, end) == (0, len(self._content)) else "respaced")
+        return None
+
+    def _place_of(self, place: int) -> int | None:
+        base = _unused_block(self._messages, self._text, 1)
+        if base is None:
+            return None
+        changed = list(self._messages)
+        content = self._content[:place] + chr(base) + self._content[place + 1 :]
+        changed[self._index] = changed[self._index]._replace(content=content)
+        try:
+            rendered = self._render(changed)
+        except TemplateProblem:
+            return None
+        self._is_repeated |= rendered.count(chr(base)) > 1
+        if rendered.count(chr(base)) != 1 or rendered.replace(chr(base), self._content[place]) != self._text:
+            return None
+        return rendered.index(chr(base))
+
+    def _left(self) -> tuple[Span, ...]:
+        """Return what is left of a thinking answer: its thinking or its answer, unchanged."""
+        for part in _parts(self._content):
+            spans = self._spans((part,))
+            if spans and self._text[slice(*spans[0])] == self._content[slice(*part)]:
+                return spans
+        return ()
+
+
+def _outer(content: str) -> Span:
+    """Return where a text begins and ends without its outer white space."""
+    return len(content) - len(content.lstrip()), len(content.rstrip())
 
 
 def _ends(content: str) -> Intervals:
@@ -183,40 +268,48 @@ def _ends(content: str) -> Intervals:
 
 
 def _core(content: str) -> Intervals:
-    lead, end = len(content) - len(content.lstrip()), len(content.rstrip())
-    return ((lead, end),) if lead < end else ()
-
-
-def _ways(content: str) -> Iterable[Intervals]:
-    """Yield where to mark a content: at its ends, inside of its outer white space, at its thinking, in its middle."""
-    lead, end = len(content) - len(content.lstrip()), len(content.rstrip())
-    ways: dict[Intervals, None] = {}
-    for start in (0, lead):
-        for stop in (len(content), end):
-            ways[((start, stop),)] = None
-    parts = _parts(content)
-    if parts:
-        ways[(*parts[:-1], (parts[-1][0], len(content)))] = None
-        ways[parts] = None
-    ways[(_middle(content),)] = None
-    return ways
+    return (_outer(content),) if content.strip() else ()
 
 
 def _parts(content: str) -> Intervals:
-    """Return the thinking and the answer, without white space at their ends; () where there is no thinking."""
-    match = _THINKING.fullmatch(content)
-    if match is None:
+    """Return thinking and answer, without white space at their ends; () where there is no thinking.
+
+    The opening tag may be missing: some generation prompts write it.
+    """
+    closing = _CLOSING.search(content)
+    if closing is None:
         return ()
-    thought, answer = match.span("thought"), match.span("answer")
-    end = answer[0] + len(match["answer"].rstrip())
-    return tuple(part for part in (thought, (answer[0], end)) if part[0] < part[1])
+    opening = _OPENING.match(content, len(content) - len(content.lstrip()))
+    first = opening.end() if opening else 0
+    found = []
+    for start, stop in ((first, closing.start()), (closing.end(), len(content))):
+        lead, end = _outer(content[start:stop])
+        if lead < end:
+            found.append((start + lead, start + end))
+    return tuple(found)
 
 
-def _middle(content: str) -> Span:
-    """Return one character inside the longest word, where a template that compares or splits does not look."""
-    longest = max(re.finditer(r"\w+|\S+", content), key=lambda match: len(match.group()))
-    place = longest.start() + len(longest.group()) // 2
-    return place, place + 1
+def _common(content: str, at: int, text: str, place: int, step: int) -> int:
+    """Count the characters from here on (or back) that are the same white space in both."""
+    length = 0
+    while 0 <= at < len(content) and 0 <= place < len(text) and content[at] == text[place] and content[at].isspace():
+        at, place, length = at + step, place + step, length + 1
+    return length
+
+
+def _turns_of_kind(content: str, start: int, length: int, step: int) -> Iterator[int]:
+    """Yield the farthest end of a run of white space, then nearer places where its kind changes."""
+    inside = content[start : start + length] if step > 0 else content[start - length : start][::-1]
+    for taken in range(length, 0, -1):
+        if taken == length or inside[taken] != inside[taken - 1]:
+            yield start + step * taken
+
+
+def _word_places(content: str) -> Iterator[int]:
+    """Yield a character in the midst of each of the longest words, where a template that compares does not look."""
+    words = sorted(islice(re.finditer(r"\w+|[^\w\s]+", content), 1000), key=lambda word: -len(word.group()))
+    for word in words:
+        yield word.start() + len(word.group()) // 2
 
 
 def _read(content: str, intervals: Intervals, spans: tuple[Span, ...], text: str) -> Turn:
@@ -224,7 +317,7 @@ def _read(content: str, intervals: Intervals, spans: tuple[Span, ...], text: str
     for (start, stop), (first, last) in zip(intervals, spans, strict=True):
         if text[first:last] != content[start:stop]:
             return Turn((), "rewritten")
-    lead, end = len(content) - len(content.lstrip()), len(content.rstrip())
+    lead, end = _outer(content)
     start, stop = intervals[0][0], intervals[-1][1]
     if len(intervals) == 1 and start <= lead and stop >= end:
         return Turn(spans, "unchanged" if (start, stop) == (0, len(content)) else "respaced")
@@ -232,32 +325,43 @@ def _read(content: str, intervals: Intervals, spans: tuple[Span, ...], text: str
     place = spans[0][0] - (start - lead)
     if place >= 0 and text.startswith(core, place) and spans[-1][1] == place + stop - lead:
         return Turn(((place, place + len(core)),), "unchanged" if core == content else "respaced")
-    around = _around(content, intervals, spans, text) if _marks_thinking(content, intervals) else None
+    around = _around(content, intervals, spans, text)
     return Turn(spans, "rewritten") if around is None else Turn((around,), "respaced")
 
 
-def _marks_thinking(content: str, intervals: Intervals) -> bool:
-    """Whether the marked parts are the thinking and the answer, so that what is left out are tags and white space."""
-    parts = _parts(content)
-    return bool(parts) and (intervals[:-1], intervals[-1][0]) == (parts[:-1], parts[-1][0])
-
-
 def _around(content: str, intervals: Intervals, spans: tuple[Span, ...], text: str) -> Span | None:
-    """Return the span of the whole content where it differs in white space around its marked parts alone."""
+    """Return the span of the whole content where it differs in white space around thinking and answer alone."""
     for (_, before), (after, _), (_, left), (right, _) in zip(intervals, intervals[1:], spans, spans[1:], strict=False):
         if content[before:after].split() != text[left:right].split():
             return None
-    prefix, suffix = content[: intervals[0][0]], content[intervals[-1][1] :]
-    first = _loose(prefix, r"\Z").search(text[: spans[0][0]]) if prefix.strip() else None
-    if prefix.strip() and first is None:
-        return None
-    last = _loose(suffix, "", before=r"\s*").match(text, spans[-1][1]) if suffix.strip() else None
-    if suffix.strip() and last is None:
-        return None
-    return (first.start() if first else spans[0][0], last.end() if last else spans[-1][1])
+    first = _tags_before(content[: intervals[0][0]], text, spans[0][0])
+    last = _tags_after(content[intervals[-1][1] :], text, spans[-1][1])
+    return None if first is None or last is None else (first, last)
 
 
-def _loose(part: str, after: str, before: str = "") -> re.Pattern[str]:
-    """Match the words of a part with any white space between them."""
-    words = r"\s+".join(map(re.escape, part.split()))
-    return re.compile(f"{before}{words}" + (rf"\s*{after}" if after else ""))
+def _tags(part: str) -> list[str] | None:
+    """Return the thinking tags of which a part consists, white space aside; None where it has another text."""
+    found = [match.group() for pattern in (_OPENING, _CLOSING) for match in pattern.finditer(part)]
+    return found if "".join(found) == "".join(part.split()) else None
+
+
+def _tags_before(part: str, text: str, end: int) -> int | None:
+    """Return where tags begin that stand before a place; None where they do not."""
+    tags = _tags(part)
+    for tag in reversed(tags or ()):
+        end = len(text[:end].rstrip())
+        if not text.endswith(tag, 0, end):
+            return None
+        end -= len(tag)
+    return None if tags is None else end
+
+
+def _tags_after(part: str, text: str, start: int) -> int | None:
+    """Return where tags end that stand after a place; None where they do not."""
+    tags = _tags(part)
+    for tag in tags or ():
+        start += len(text[start:]) - len(text[start:].lstrip())
+        if not text.startswith(tag, start):
+            return None
+        start += len(tag)
+    return None if tags is None else start

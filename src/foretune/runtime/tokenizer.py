@@ -83,11 +83,6 @@ class ModelTokenizer:
         found = self._backend.encode_batch(list(texts), add_special_tokens=False)
         return [Encoding(encoding.ids, encoding.offsets) for encoding in found]
 
-    def encode_natively(self, text: str) -> list[int]:
-        """Tokenize a text by Transformers' own call, as `apply_chat_template` does."""
-        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        return ids
-
     def render(
         self, messages: Sequence[Message], *, with_tags: bool = False, add_generation_prompt: bool = False
     ) -> Rendering:
