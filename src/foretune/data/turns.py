@@ -8,7 +8,8 @@ characters stand further inside, or one takes the place of a letter. Nothing is 
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Literal, NamedTuple
 
@@ -77,15 +78,24 @@ def locate_turns(messages: Sequence[Message], text: str, render: Render) -> Loca
     return Located(text, tuple(_in_order(every)))
 
 
-def _in_order(turns: Iterable[Turn]) -> Iterable[Turn]:
-    end = 0
-    for turn in turns:
+def _in_order(turns: Sequence[Turn]) -> Iterator[Turn]:
+    """Call those turns moved that are not among the most that stand in order."""
+    ends: list[int] = []
+    chain: list[tuple[int, int | None]] = []
+    last: list[int] = []
+    for index, turn in enumerate(turns):
         if turn.spans:
-            if turn.spans[0][0] < end:
-                turn = Turn((), "moved")
-            else:
-                end = turn.spans[-1][1]
-        yield turn
+            length = bisect_right(ends, turn.spans[0][0])
+            chain.append((index, last[length - 1] if length else None))
+            ends[length : length + 1] = [turn.spans[-1][1]]
+            last[length : length + 1] = [len(chain) - 1]
+    kept = set()
+    link = last[-1] if last else None
+    while link is not None:
+        index, link = chain[link]
+        kept.add(index)
+    for index, turn in enumerate(turns):
+        yield Turn((), "moved") if turn.spans and index not in kept else turn
 
 
 # -- marks
