@@ -78,6 +78,11 @@ class ModelTokenizer:
                 hint="Use a model with a tokenizer.json (a fast tokenizer).",
             )
 
+    @property
+    def backend(self) -> Any:
+        """The `tokenizers.Tokenizer` behind it."""
+        return self._backend
+
     def encode(self, texts: Sequence[str]) -> list[Encoding]:
         """Tokenize each text as it stands; texts are tokenized in parallel."""
         found = self._backend.encode_batch(list(texts), add_special_tokens=False)
