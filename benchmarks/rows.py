@@ -15,6 +15,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -119,16 +120,39 @@ def compare(given: argparse.Namespace, place: Path) -> None:
             print(f"{processes} processes  foretune, {name:16}  {rate:8,.0f} rows/s  {answers:,} answer tokens{ratio}")
 
 
+class Sampler(threading.Thread):
+    """Looks ten times a second at how much memory this process and its children hold (Linux)."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.peak_bytes = 0
+        self.is_over = threading.Event()
+
+    def run(self) -> None:
+        while not self.is_over.wait(0.1):
+            processes = ["self", *Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+            self.peak_bytes = max(self.peak_bytes, sum(map(held_bytes, processes)))
+
+
+def held_bytes(process: str) -> int:
+    try:
+        return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * resource.getpagesize()
+    except OSError:
+        return 0
+
+
 def measure_memory(given: argparse.Namespace, place: Path) -> None:
     file = place / "large.jsonl"
     num_rows = write_rows(file, num_bytes=given.large << 20)
     os.environ["FORETUNE_CACHE"] = str(place / "large")
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    sampler = Sampler()
+    sampler.start()
     seconds, _ = ours(file, given.folder, PLAIN, given.processes)
+    sampler.is_over.set()
     own, child = (resource.getrusage(who).ru_maxrss / 1024 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     print(
-        f"{given.large:,} MiB, {num_rows:,} rows in {seconds:.0f} s with {given.processes} processes: peak of this one "
-        f"{own:.0f} MiB ({before / 1024:.0f} before), of an encoder {child:.0f} MiB"
+        f"{given.large:,} MiB, {num_rows:,} rows in {seconds:.0f} s, {given.processes} encoders: at most {own:.0f} MiB "
+        f"here, {child:.0f} MiB in an encoder, {sampler.peak_bytes / 2**20:.0f} MiB in all at once"
     )
 
 
