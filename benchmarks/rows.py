@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from foretune.api import DataAnswer, build_config, check_data
@@ -130,7 +131,10 @@ class Sampler(threading.Thread):
 
     def run(self) -> None:
         while not self.is_over.wait(0.1):
-            processes = ["self", *Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+            processes = ["self"]
+            for thread in Path("/proc/self/task").iterdir():
+                with suppress(OSError):
+                    processes += (thread / "children").read_text().split()
             self.peak_bytes = max(self.peak_bytes, sum(map(held_bytes, processes)))
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from data.made import TEMPLATES, made_tokenizer
 
+from foretune.cli import data_check
+
 ROWS = [
     {"instruction": "Where is it?", "output": "Over there, on the left."},
     {"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi \x1b[2J there."}]},
@@ -193,3 +195,15 @@ def test_an_estimate_plans_with_the_lengths_of_rows(call, folder: Path) -> None:
     checked = call("data", "check", "rows.jsonl", "--model", "./tokenizer", "--json", "--workers", "1").document
     assert found["data"] == checked["stats"]["lengths"]
     assert [need["rows"] for need in found["needs"]] == ["p50", "p95", "longest", "worst micro batch", "packed"]
+
+
+def test_progress_is_shown_on_a_terminal_and_goes_again(check) -> None:
+    called = check("--preview", "0", terminal=True)
+    assert "3 rows, 100% of the file" in called.err
+    assert called.err.endswith("\r\x1b[K")
+
+
+def test_progress_elsewhere_is_a_line_now_and_then(check, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_check, "SECONDS_OF_SILENCE", 0.0)
+    called = check("--preview", "0")
+    assert called.err == "3 rows, 100% of the file\n"

@@ -2,10 +2,14 @@
 
 import json
 import random
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pytest
 from data.made import DAY, TEMPLATES, made, made_tokenizer
@@ -194,8 +198,6 @@ def test_the_process_imports_no_torch(tmp_path: Path, folder: Folder) -> None:
         f"task = task_of({rows_file(tmp_path, MIXED)!r}, Path({str(folder())!r}))\n"
         "print(len(examples_of(task)), sys.modules.get('torch') is not None)\n"
     )
-    import subprocess
-
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ran.stdout.split()[:1] == ["400"], ran.stderr
 
@@ -240,3 +242,42 @@ def test_a_line_is_told_wrong_in_a_chunk_as_it_is_alone(count: int, monkeypatch:
     assert together["rows"][2] == b"".join(each["rows"][2] for each in alone)
     assert count / 20 < len(together["problems"]) < count
     assert all(message.startswith(f"line {line}") for line, message, _ in together["problems"])
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGKILL"])
+def test_no_process_outlives_the_command(tmp_path: Path, folder: Folder, name: str) -> None:
+    """The first encoder is caught while it renders a row that takes ten seconds."""
+    (tmp_path / "slow.jinja").write_text(LOOPS["a loop without end"])
+    words = ["data", "check", rows_file(tmp_path, MIXED[1:3]), "--model", str(folder()), "--no-cache"]
+    words += ["--chat-template", str(tmp_path / "slow.jinja")]
+    command = [sys.executable, "-m", "foretune", *words]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    encoders = until(lambda: children_of(process.pid))
+    process.send_signal(signal.Signals[name])
+    _, said = process.communicate(timeout=30)
+    assert (process.returncode, "Interrupted" in said) == ((130, True) if name == "SIGINT" else (-9, False))
+    until(lambda: not any(is_running(encoder) for encoder in encoders), seconds=15)
+
+
+def children_of(process: int) -> list[str]:
+    found: list[str] = []
+    for thread in Path(f"/proc/{process}/task").iterdir():
+        found += (thread / "children").read_text().split()
+    return found
+
+
+def is_running(process: str) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def until(condition: Callable[[], Any], seconds: float = 10) -> Any:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.05)
+    pytest.fail("it did not come to that in time")

@@ -107,7 +107,15 @@ def check_data(
         *_, answer = check_data(build_config({"model.id": "./tokenizer", "data.train": "rows.jsonl"}).config)
         answer.stats.supervised_share
     """
-    files, asked = _asked(config, chat_template, is_limited, num_rows, offline, workers, use_cache)
+    files, asked = _asked(
+        config,
+        chat_template=chat_template,
+        limit=config.batch.sequence_length if is_limited else None,
+        num_rows=num_rows,
+        offline=offline,
+        workers=workers,
+        use_cache=use_cache,
+    )
     for item in prepare_rows(asked):
         if isinstance(item, Progress):
             yield item
@@ -119,14 +127,17 @@ def prepare_data(
     config: TrainingConfig, *, offline: bool = False, workers: int | None = None, use_cache: bool = True
 ) -> Iterator[Progress | PreparedRows]:
     """Encode the rows of `data.train` whatever their length, for their lengths alone. Raises as `check_data`."""
-    _, asked = _asked(config, None, False, 0, offline, workers, use_cache)
+    _, asked = _asked(
+        config, chat_template=None, limit=None, num_rows=0, offline=offline, workers=workers, use_cache=use_cache
+    )
     return prepare_rows(asked)
 
 
 def _asked(
     config: TrainingConfig,
+    *,
     chat_template: str | None,
-    is_limited: bool,
+    limit: int | None,
     num_rows: int | None,
     offline: bool,
     workers: int | None,
@@ -149,7 +160,7 @@ def _asked(
     return files, Preparation(
         task=task,
         identity=[files.fingerprint(), versions, day.isoformat() if _asks(files, chat_template) else None],
-        limit=config.batch.sequence_length if is_limited else None,
+        limit=limit,
         truncation=data.truncation,
         workers=workers or default_workers(),
         cache=cache_folder() if use_cache else None,

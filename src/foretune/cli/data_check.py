@@ -1,6 +1,7 @@
 """`foretune data check`: what a file of rows holds, and which of its tokens a model would learn from."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["check_command", "watched"]
 
 MAX_TEMPLATE_BYTES = 256 << 10
+SECONDS_OF_SILENCE = 30.0
+"""After which a run whose stderr is no terminal says how far it is."""
 MAX_RUN = 400
 """Characters of a run that a preview shows."""
 
@@ -215,17 +218,19 @@ def _read_template(file: str) -> str:
 
 
 def watched(items: "Iterable[Progress | Any]") -> Any:
-    """Show progress on a terminal's stderr until the last item comes, and return that."""
+    """Show progress on stderr until the last item comes, and return that: on a terminal always, else now and then."""
     from foretune.api import Progress
 
     stderr = standard_streams()[1]
-    is_terminal, last = bool(stderr.isatty()), None
+    is_terminal, last, said = bool(stderr.isatty()), None, monotonic()
     for item in items:
         last = item
-        if is_terminal and isinstance(item, Progress):
-            share = item.num_bytes / max(item.total_bytes, 1)
-            stderr.write(f"\r{item.num_rows:,} rows, {share:.0%} of the file")
-            stderr.flush()
+        if not isinstance(item, Progress) or not (is_terminal or monotonic() - said > SECONDS_OF_SILENCE):
+            continue
+        said = monotonic()
+        text = f"{item.num_rows:,} rows, {item.num_bytes / max(item.total_bytes, 1):.0%} of the file"
+        stderr.write(f"\r{text}" if is_terminal else f"{text}\n")
+        stderr.flush()
     if is_terminal:
         stderr.write("\r\x1b[K")
     return last
