@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from data.made import TEMPLATES, made_tokenizer
 
+from foretune.api import rows
 from foretune.cli import data_check
+from foretune.runtime import preparation
 
 ROWS = [
     {"instruction": "Where is it?", "output": "Over there, on the left."},
@@ -207,3 +209,95 @@ def test_progress_elsewhere_is_a_line_now_and_then(check, monkeypatch: pytest.Mo
     monkeypatch.setattr(data_check, "SECONDS_OF_SILENCE", 0.0)
     called = check("--preview", "0")
     assert called.err == "3 rows, 100% of the file\n"
+
+
+def test_a_line_feed_and_a_backslash_are_told_apart(check, folder: Path) -> None:
+    (folder / "rows.jsonl").write_text('{"instruction": "a", "output": "literal \\\\n and\\nreal"}\n')
+    assert "loss  literal \\\\n and\\nreal</s>" in check("--supervision", "assistant_only").out
+
+
+def test_answers_that_lose_a_token_to_the_prompt_are_counted(check, folder: Path) -> None:
+    rows = [("Is it good?", "answer: yes"), ("Is it bad?", "answer: no")]
+    (folder / "rows.jsonl").write_text("".join(f"{conversation(*row)}\n" for row in rows))
+    (folder / "spaced.jinja").write_text("{% for m in messages %}{{ m.role ~ ': ' ~ m.content ~ '</s>' }}{% endfor %}")
+    found = check("--supervision", "assistant_only", "--chat-template", "spaced.jinja")
+    assert "2 rows of which a token at the beginning or end of an answer is not learnt" in found.out
+    assert check("--json").document["stats"]["straddled_rows"] == 0
+
+
+def conversation(question: str, answer: str) -> str:
+    return json.dumps({"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]})
+
+
+def test_a_template_that_never_ends_is_waited_for_once(check, folder: Path) -> None:
+    (folder / "rows.jsonl").write_text(f"{conversation('a', 'b')}\n" * 5)
+    (folder / "endless.jinja").write_text(
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    )
+    found = check("--chat-template", "endless.jinja", "--json", env={"FORETUNE_RENDER_SECONDS": "1"})
+    assert found.code == 5
+    assert len(found.document["error"]["problems"]) == 1
+
+
+def test_a_template_of_chance_is_told_as_such(check, folder: Path) -> None:
+    (folder / "rows.jsonl").write_text(f"{conversation('a', 'b')}\n")
+    (folder / "chance.jinja").write_text("{{ range(10**4) | random }}" + TEMPLATES["markup"])
+    found = check("--chat-template", "chance.jinja")
+    assert "writes the row otherwise each time" in found.err
+
+
+def test_an_empty_template_is_refused(check, folder: Path) -> None:
+    (folder / "empty.jinja").write_text(" \n")
+    assert "The chat template is empty" in check("--chat-template", "empty.jinja").err
+
+
+def test_another_template_and_other_libraries_are_another_entry_of_the_cache(
+    check, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "other.jinja").write_text("{{ bos_token }}" + TEMPLATES["markup"])
+    first, other = check("--json").document, check("--json", "--chat-template", "other.jinja").document
+    assert not other["was_cached"]
+    assert first["stats"]["sha256"] != other["stats"]["sha256"]
+    assert check("--json").document["was_cached"]
+    monkeypatch.setattr(rows, "require_text_libraries", lambda: {"transformers": "6.0"})
+    assert not check("--json").document["was_cached"]
+
+
+def test_a_day_is_part_of_the_key_where_a_template_asks_for_it(check, folder: Path) -> None:
+    days = ("--template-date", "2026-01-31"), ("--template-date", "2026-02-01")
+    assert [check("--json", *day).document["was_cached"] for day in days] == [False, True]
+    (folder / "tokenizer" / "chat_template.jinja").write_text(TEMPLATES["dated"])
+    found = [check("--json", *day).document for day in (*days, *days)]
+    assert [each["was_cached"] for each in found] == [False, False, True, True]
+    assert [each["template_date"] for each in found[:2]] == ["2026-01-31", "2026-02-01"]
+    assert found[0]["stats"]["sha256"] != found[1]["stats"]["sha256"]
+
+
+def test_a_file_that_changes_while_it_is_read_is_told_and_not_kept(
+    check, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode, text = preparation.encode_file, (folder / "rows.jsonl").read_text()
+
+    def changing(*words: Any, **named: Any) -> Any:
+        (folder / "rows.jsonl").write_text(text.replace("Over there", "Over here"))
+        yield from encode(*words, **named)
+
+    monkeypatch.setattr(preparation, "encode_file", changing)
+    found = check("--json")
+    assert found.code == 5
+    assert "changed while it was read" in found.document["error"]["message"]
+    monkeypatch.undo()
+    (folder / "rows.jsonl").write_text(text)
+    monkeypatch.chdir(folder)
+    assert "Over there" in check("--json", "--rows", "--no-cache").document["rows"][0]["text"]
+
+
+def test_the_name_of_a_tokenizer_is_not_kept_with_the_rows(check, folder: Path, call) -> None:
+    (folder / "tokenizer").rename(folder / "one")
+    for name in ("one", "two"):
+        found = call("data", "check", "rows.jsonl", "--model", name, "--json", "--workers", "1").document
+        assert found["model"].endswith(name)
+        assert "one" not in found["tokenizer"]
+        if name == "one":
+            (folder / "one").rename(folder / "two")
+    assert found["was_cached"]

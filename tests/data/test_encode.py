@@ -28,6 +28,7 @@ from foretune.data import (
     encode_prompt,
     encode_rows,
     format_instruction,
+    turns,
 )
 from foretune.runtime.tokenizer import ModelTokenizer
 
@@ -467,7 +468,7 @@ TRAITS = [
     ("markup", "plain", Trait.MESSAGES),
     ("trims", "spaces", Trait.MESSAGES | Trait.RESPACED),
     ("respaces_thinking", "thinks_tightly", Trait.MESSAGES | Trait.RESPACED),
-    ("closes_nothing", "plain", Trait.MESSAGES | Trait.UNCLOSED),
+    ("closes_nothing", "plain", Trait.MESSAGES | Trait.UNCLOSED | Trait.STRADDLED),
     ("closed_by_header", "plain", Trait.MESSAGES | Trait.UNCLOSED),
     ("markup", "control", Trait.MESSAGES | Trait.CONTROL_TEXT),
     ("tags", "plain", Trait.MESSAGES | Trait.TAGGED),
@@ -761,3 +762,25 @@ def test_fewer_offsets_than_tokens_are_unusable() -> None:
             return [Encoding(each.ids, each.offsets[:-1]) for each in super().encode(texts)]
 
     assert "unusable offsets" in encoded(InstructionRow(7, "a", "", "b"), Few()).problem
+
+
+@pytest.mark.parametrize("template", ["trims", "markup", "tags"])
+def test_a_conversation_of_very_many_turns_is_followed(template: str) -> None:
+    texts = [text for number in range(2_600) for text in (f"ask {number}", f"answer {number}\n")]
+    found = encoded_by("words", made.TEMPLATES[template], *texts)
+    assert "answer 2599" in "".join(supervised(found))
+
+
+def test_a_conversation_that_would_take_too_many_renderings_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "MOST_RENDERINGS", 40)
+    texts = [text for number in range(60) for text in ("ask", f"<think>a</think>{number}")]
+    found = encoded_by("words", made.TEMPLATES["forgets_thinking"], *texts)
+    assert "line 7, message 2: the chat template changes this turn's text" in found.problem
+    monkeypatch.setattr(turns, "MOST_RENDERINGS", 4)
+    found = encoded_by("words", made.TEMPLATES["forgets_thinking"], *texts)
+    assert "message 2: the chat template cannot be followed to this turn" in found.problem
+
+
+def test_tags_without_end_are_looked_at_in_no_time_to_speak_of() -> None:
+    answer = "</" + "think" * 60_000 + " and more"
+    assert encoded_by("words", made.TEMPLATES["trims"], "hi", answer).problem == ""

@@ -1,6 +1,7 @@
 """Encoded rows on disk: what was written is what is read, whole or not at all; and the cache that keeps them."""
 
 import os
+import time
 from array import array
 from pathlib import Path
 
@@ -38,10 +39,10 @@ EXAMPLES = st.lists(
 
 
 def write(folder: Path, parts: list[list[Example]], **meta: object) -> None:
-    with StoreWriter(folder) as writer:
+    with StoreWriter(folder.parent) as writer:
         for part in parts:
             writer.append(EncodedRows.of(part))
-        writer.publish(meta)
+        writer.publish(folder, meta)
 
 
 @given(EXAMPLES)
@@ -67,7 +68,7 @@ def test_a_store_gives_back_what_was_written(
 
 
 def interrupted(folder: Path) -> None:
-    with StoreWriter(folder) as writer:
+    with StoreWriter(folder.parent) as writer:
         writer.append(EncodedRows.of([example(1, [5, 6], [0, 1])]))
         raise KeyboardInterrupt
 
@@ -80,10 +81,10 @@ def test_a_store_that_is_not_published_leaves_nothing(tmp_path: Path) -> None:
 
 def test_the_first_of_two_writers_stays(tmp_path: Path) -> None:
     one, two = [example(1, [1, 2], [0, 1])], [example(1, [3, 4], [0, 1])]
-    with StoreWriter(tmp_path / "rows") as writer:
+    with StoreWriter(tmp_path) as writer:
         writer.append(EncodedRows.of(two))
         write(tmp_path / "rows", [one])
-        writer.publish({})
+        writer.publish(tmp_path / "rows", {})
     store = open_store(tmp_path / "rows")
     assert store is not None
     assert list(store.examples()) == one
@@ -91,15 +92,21 @@ def test_the_first_of_two_writers_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["ids.u32", "answers.u8", "rows.u64", "traits.u8", "meta.json"])
-@pytest.mark.parametrize("damage", ["missing", "short", "long"])
-def test_a_damaged_store_is_none(tmp_path: Path, name: str, damage: str) -> None:
-    write(tmp_path / "rows", [[example(1, [1, 2], [0, 1]), example(3, [4, 5, 6], [0, 0, 1])]])
+@pytest.mark.parametrize("damage", ["missing", "short", "long", "one bit"])
+def test_a_damaged_store_is_none_and_makes_room_for_a_whole_one(tmp_path: Path, name: str, damage: str) -> None:
+    rows = [example(1, [1, 2], [0, 1]), example(3, [4, 5, 6], [0, 0, 1])]
+    write(tmp_path / "rows", [rows])
     file = tmp_path / "rows" / name
     data = file.read_bytes()
     file.unlink()
+    flipped = data[:-3] + bytes([data[-3] ^ 1]) + data[-2:] if len(data) > 2 else bytes([data[0] ^ 1]) + data[1:]
     if damage != "missing":
-        file.write_bytes(data[:-1] if damage == "short" else data + data)
+        file.write_bytes({"short": data[:-1], "long": data + data, "one bit": flipped}[damage])
     assert open_store(tmp_path / "rows") is None
+    write(tmp_path / "rows", [rows])
+    store = open_store(tmp_path / "rows")
+    assert store is not None
+    assert list(store.examples()) == rows
 
 
 def test_a_folder_without_a_store_is_none(tmp_path: Path) -> None:
@@ -120,9 +127,12 @@ def test_what_was_used_longest_ago_goes_first(tmp_path: Path) -> None:
         folder = tmp_path / "tokens" / name
         write(folder, [[example(1, [1] * 1000, [1] * 1000)]])
         os.utime(folder / "meta.json", (1_000_000 - age, 1_000_000 - age))
-    (tmp_path / "tokens" / ".draft-of-another").mkdir()
+    for name, age in ((".draft-of-another", 0), (".draft-of-old", 200_000)):
+        (tmp_path / "tokens" / name).mkdir()
+        os.utime(tmp_path / "tokens" / name, (time.time() - age, time.time() - age))
+    assert open_store(tmp_path / "tokens" / "old") is not None  # and so it was used now
     prune_stores(tmp_path, max_bytes=12_000)
-    assert {path.name for path in (tmp_path / "tokens").iterdir()} == {"new", "middle", ".draft-of-another"}
+    assert {path.name for path in (tmp_path / "tokens").iterdir()} == {"new", "old", ".draft-of-another"}
     prune_stores(tmp_path / "nowhere")
 
 
@@ -141,5 +151,5 @@ def test_a_file_that_cannot_be_digested_is_named(tmp_path: Path) -> None:
 
 def test_a_pipe_is_refused_because_rows_are_read_twice(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(DataError, match="which a pipe does not allow"):
+    with pytest.raises(DataError, match="the rows are read more than once"):
         digest_file(str(tmp_path / "pipe"))

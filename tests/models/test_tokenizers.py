@@ -26,7 +26,8 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def with_tokenizer(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "tokenizer.json").write_text("{}")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_text("{}")
     return folder
 
 
@@ -119,5 +120,27 @@ def test_the_fingerprint_goes_by_the_files_that_decide(tmp_path: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"weights")
     assert files.fingerprint() == before
     (folder / "chat_template.jinja").write_text("{{ strftime_now('%Y') }}")
-    assert files.fingerprint() != before
-    assert files.asks_for_the_date()
+    found = {before, files.fingerprint()}
+    (folder / "tokenizer.5.0.0.json").write_text("{}")
+    found.add(files.fingerprint())
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "default.jinja").write_text("x")
+    found.add(files.fingerprint())
+    assert len(found) == 4
+
+
+def test_half_a_snapshot_is_fetched_whole(empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshot = empty_cache / "models--a--b" / "snapshots" / COMMIT
+    with_tokenizer(snapshot)
+    (snapshot / "tokenizer_config.json").unlink()
+    monkeypatch.setattr(hub, "_get", answered(200))
+    monkeypatch.setattr(hub, "_download", lambda *_: str(with_tokenizer(tmp_path / "whole" / COMMIT)))
+    assert resolve_tokenizer("a/b", revision=COMMIT).folder == tmp_path / "whole" / COMMIT
+
+
+def test_a_file_that_is_too_large_for_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    folder = with_tokenizer(tmp_path / "model")
+    with (folder / "added_tokens.json").open("wb") as file:
+        file.truncate(1 << 30)
+    with pytest.raises(ConfigError, match="larger than 536,870,912 bytes"):
+        resolve_tokenizer(str(folder)).fingerprint()

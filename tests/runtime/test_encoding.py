@@ -15,7 +15,7 @@ import pytest
 from data.made import DAY, TEMPLATES, made, made_tokenizer
 
 from foretune.data import EncodeSettings, Example, encode_rows, read_rows
-from foretune.errors import DataError, UnsupportedError
+from foretune.errors import ConfigError, DataError, UnsupportedError
 from foretune.runtime import encoder, encoding
 from foretune.runtime.encoder import encode_chunk
 from foretune.runtime.encoding import EncodingTask, encode_file
@@ -117,6 +117,7 @@ LOOPS = {
         "{% set ns = namespace(t='xxxxxxxx') %}{% for i in range(60) %}{% set ns.t = ns.t ~ ns.t %}{% endfor %}"
     ),
     "a text too long": "{{ 'x' * 10**12 }}",
+    "a text that is long without a limit": "{{ ('x' * 8 * 10**9) | length }}",
     "a range too long": "{% for i in range(10**12) %}{% endfor %}",
 }
 
@@ -156,6 +157,41 @@ def test_a_file_of_the_current_folder_stands_in_for_no_library(
     (tmp_path / "transformers.py").write_text("raise SystemExit(9)")
     monkeypatch.chdir(tmp_path)
     assert len(examples_of(task_of(rows_file(tmp_path, MIXED[:3]), folder()))) == 3
+
+
+def test_a_template_is_computed_when_it_is_rendered_and_not_before(tmp_path: Path, folder: Folder) -> None:
+    for text in ("{% if false %}{{ 'x' * 8 * 10**9 }}{% endif %}", "{% if false %}{{ 10**10**8 }}{% endif %}"):
+        assert len(examples_of(task_of(rows_file(tmp_path, MIXED[1:3]), folder(), template=text + CHATML))) == 2
+    nested = "{% for m in messages %}" * 30 + "{% endfor %}" * 30
+    with pytest.raises(UnsupportedError, match="The chat template is none"):
+        examples_of(task_of(rows_file(tmp_path, MIXED[1:3]), folder(), template=nested))
+
+
+@pytest.mark.parametrize("text", ["abc", "0", "-1", "inf", "nan", ""])
+def test_a_time_limit_that_is_none_is_refused(
+    tmp_path: Path, folder: Folder, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setenv("FORETUNE_RENDER_SECONDS", text)
+    with pytest.raises(ConfigError, match="FORETUNE_RENDER_SECONDS is"):
+        examples_of(task_of(rows_file(tmp_path, MIXED[:2]), folder()))
+
+
+def test_a_process_that_cannot_start_is_told(tmp_path: Path, folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
+    with pytest.raises(DataError, match="No process could be started to encode the rows"):
+        examples_of(task_of(rows_file(tmp_path, MIXED[:2]), folder()))
+
+
+def test_the_first_wrong_row_is_told_before_ten_others() -> None:
+    lines = [chat("a", "two\nlines"), *["{"] * 12, chat("b", "two\nmore")]
+    found = encode_chunk(1, "\n".join(lines).encode(), made("words", "joins_lines"), ANSWERS, 0)
+    assert [line for line, _, _ in found["problems"]] == list(range(1, 11))
+
+
+def test_a_row_of_eight_mebibytes_is_encoded(tmp_path: Path, folder: Folder) -> None:
+    row = json.dumps({"instruction": "a", "output": "a b " * (2 << 20)})
+    (example,) = examples_of(task_of(rows_file(tmp_path, [row]), folder()))
+    assert len(example.ids) > 4 << 20
 
 
 def test_a_tokenizer_that_cannot_be_loaded_says_why(tmp_path: Path, folder: Folder) -> None:
@@ -199,7 +235,7 @@ def test_the_process_imports_no_torch(tmp_path: Path, folder: Folder) -> None:
         "print(len(examples_of(task)), sys.modules.get('torch') is not None)\n"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert ran.stdout.split()[:1] == ["400"], ran.stderr
+    assert ran.stdout.split() == ["400", "False"], ran.stderr
 
 
 def damaged(rng: random.Random) -> bytes:

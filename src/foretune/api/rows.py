@@ -20,6 +20,7 @@ from foretune.data import (
     Padding,
     bin_lengths,
     cache_folder,
+    labels_of,
     pack_rows,
     pad_rows,
     plan_batches,
@@ -27,7 +28,7 @@ from foretune.data import (
     supervised_mask,
 )
 from foretune.errors import ConfigError
-from foretune.models import TokenizerFiles, resolve_tokenizer
+from foretune.models import resolve_tokenizer
 from foretune.runtime.encoding import EncodingTask, default_workers
 from foretune.runtime.libraries import require_text_libraries
 from foretune.runtime.preparation import Preparation, PreparedRows, Progress, prepare_rows
@@ -35,7 +36,6 @@ from foretune.values import Value
 
 __all__ = ["DataAnswer", "Progress", "RowPreview", "check_data", "prepare_data"]
 
-IGNORED = -100
 HASHED_AT_ONCE = 1 << 16
 Count = Annotated[int, Meta(ge=0)]
 
@@ -91,7 +91,7 @@ def check_data(
     config: TrainingConfig,
     *,
     chat_template: str | None = None,
-    is_limited: bool = True,
+    limit: int | None = None,
     num_rows: int | None = 2,
     offline: bool = False,
     workers: int | None = None,
@@ -99,18 +99,18 @@ def check_data(
 ) -> Iterator[Progress | DataAnswer]:
     """Encode the rows of `data.train` and say what they hold; the last item is the answer, those before it progress.
 
-    `chat_template` is the text of another template than the tokenizer's own. `is_limited` applies
-    `batch.sequence_length`. `num_rows` is how many rows are given in detail; None: all. Needs the extra `data`, and
-    no torch. Raises DataError with file, line and cause; ConfigError, UnsupportedError, ModelAccessError and
-    MissingDependencyError.
+    `chat_template` is the text of another template than the tokenizer's own. `limit` is the longest row in tokens, as
+    `batch.sequence_length` is in a run; None: any length. `num_rows` is how many rows are given in detail; None: all.
+    Needs the extra `data`, and no torch. Raises DataError with file, line and cause; ConfigError, UnsupportedError,
+    ModelAccessError and MissingDependencyError.
 
         *_, answer = check_data(build_config({"model.id": "./tokenizer", "data.train": "rows.jsonl"}).config)
         answer.stats.supervised_share
     """
-    files, asked = _asked(
+    asked = _asked(
         config,
         chat_template=chat_template,
-        limit=config.batch.sequence_length if is_limited else None,
+        limit=limit,
         num_rows=num_rows,
         offline=offline,
         workers=workers,
@@ -120,14 +120,14 @@ def check_data(
         if isinstance(item, Progress):
             yield item
         else:
-            yield _answer(config, files, asked, item)
+            yield _answer(config, asked, item)
 
 
 def prepare_data(
     config: TrainingConfig, *, offline: bool = False, workers: int | None = None, use_cache: bool = True
 ) -> Iterator[Progress | PreparedRows]:
     """Encode the rows of `data.train` whatever their length, for their lengths alone. Raises as `check_data`."""
-    _, asked = _asked(
+    asked = _asked(
         config, chat_template=None, limit=None, num_rows=0, offline=offline, workers=workers, use_cache=use_cache
     )
     return prepare_rows(asked)
@@ -142,7 +142,7 @@ def _asked(
     offline: bool,
     workers: int | None,
     use_cache: bool,
-) -> tuple[TokenizerFiles, Preparation]:
+) -> Preparation:
     data = config.data
     if data.train is None:
         raise ConfigError("No file of rows is named.", hint="Pass FILE, or set data.train.", field="data.train")
@@ -157,9 +157,10 @@ def _asked(
         template=chat_template,
         template_date=day,
     )
-    return files, Preparation(
+    return Preparation(
         task=task,
-        identity=[files.fingerprint(), versions, day.isoformat() if _asks(files, chat_template) else None],
+        tokenizer=files,
+        versions=versions,
         limit=limit,
         truncation=data.truncation,
         workers=workers or default_workers(),
@@ -168,18 +169,14 @@ def _asked(
     )
 
 
-def _asks(files: TokenizerFiles, chat_template: str | None) -> bool:
-    return "strftime_now" in chat_template if chat_template else files.asks_for_the_date()
-
-
-def _answer(config: TrainingConfig, files: TokenizerFiles, asked: Preparation, found: PreparedRows) -> DataAnswer:
-    limit, batch = asked.limit, config.batch
+def _answer(config: TrainingConfig, asked: Preparation, found: PreparedRows) -> DataAnswer:
+    limit, batch, files = asked.limit, config.batch, asked.tokenizer
     trained = found.lengths if limit is None else found.lengths.cut(limit)
-    asks = _asks(files, asked.task.template)
+    asks = found.facts["asks_for_date"]
     return DataAnswer(
         file=asked.task.file,
         model=files.name,
-        tokenizer=found.facts["name"],
+        tokenizer=found.facts["library"],
         revision=files.revision,
         template_date=asked.task.template_date.isoformat() if asks else None,
         sequence_length=limit,
@@ -210,13 +207,13 @@ def _order_sha256(config: TrainingConfig, limit: int | None, found: PreparedRows
 def _preview(
     example: Example, detail: Detail, config: TrainingConfig, limit: int | None, found: PreparedRows
 ) -> RowPreview:
-    ids = example.ids[:limit]
-    mask = supervised_mask(example, config.data.supervision)[:limit]
-    shown = Detail(detail.text, detail.starts[: len(ids)], detail.ends[: len(ids)])
+    cut = example._replace(ids=example.ids[:limit], answer=example.answer[:limit])
+    shown = Detail(detail.text, detail.starts[: len(cut.ids)], detail.ends[: len(cut.ids)])
+    mask = supervised_mask(cut, config.data.supervision)
     return RowPreview(
         line=example.line,
         text=detail.text,
-        ids=tuple(ids),
-        labels=tuple(token if learnt else IGNORED for token, learnt in zip(ids, mask, strict=True)),
+        ids=tuple(cut.ids),
+        labels=tuple(labels_of(cut, config.data.supervision)),
         runs=tuple(runs_of(mask, shown, found.facts["eos_text"])),
     )

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ["check_command", "watched"]
 
-MAX_TEMPLATE_BYTES = 256 << 10
 SECONDS_OF_SILENCE = 30.0
 """After which a run whose stderr is no terminal says how far it is."""
 MAX_RUN = 400
@@ -37,6 +36,11 @@ FLAGS: dict[str, tuple[str, str]] = {
 }
 """Flags that are short for a field: parameter, flag, dotted path."""
 NUMBERS = ("seq_len", "micro_batch")
+
+STRADDLED = (
+    "of which a token at the beginning or end of an answer is not learnt, since it stands for a character of the "
+    "prompt too (often the space that the template puts before an answer)."
+)
 
 
 def _ids() -> Sequence[str]:
@@ -60,7 +64,7 @@ def _ids() -> Sequence[str]:
         ),
     ],
 )
-@click.argument("file", required=False, type=click.Path(), metavar="[FILE]")
+@click.argument("file", required=False, type=click.Path(readable=False), metavar="[FILE]")
 @option(
     "--model",
     group="Model",
@@ -159,11 +163,12 @@ def check_command(**given: Any) -> Reply:
             raise ConfigError("The plot is an SVG.", hint="Name it FILE.svg.", place=f"--plot {given['plot']}")
         require_new(given["plot"])
     loaded = _configuration(given)
+    has_limit = given["config"] is not None or loaded.origins["batch.sequence_length"].source != "default"
     answer = watched(
         api.check_data(
             loaded.config,
             chat_template=None if given["chat_template"] is None else _read_template(given["chat_template"]),
-            is_limited=given["config"] is not None or loaded.origins["batch.sequence_length"].source != "default",
+            limit=loaded.config.batch.sequence_length if has_limit else None,
             num_rows=None if given["rows"] else given["preview"],
             offline=given["offline"],
             workers=given["workers"],
@@ -202,11 +207,15 @@ def _configuration(given: dict[str, Any]) -> "LoadedConfig":
 
 
 def _read_template(file: str) -> str:
+    from foretune.data import MAX_TEMPLATE_BYTES
+
     try:
         with open(file, "rb") as stream:  # noqa: PTH123 - the path may be any text
             data = stream.read(MAX_TEMPLATE_BYTES + 1)
         if len(data) > MAX_TEMPLATE_BYTES:
             raise ConfigError(f"The chat template is larger than {MAX_TEMPLATE_BYTES:,} bytes.", place=file)
+        if not data.strip():
+            raise ConfigError("The chat template is empty.", hint="Pass a Jinja file.", place=file)
         return data.decode()
     except (OSError, ValueError) as error:
         if isinstance(error, ConfigError):
@@ -286,8 +295,9 @@ def _facts(answer: "DataAnswer") -> Iterator[str]:
         f"({_percent(stats.supervised_share)}): data.supervision is {stats.supervision}, {what}. "
         f"Answers are {stats.num_answer_tokens:,} tokens."
     )
+    cut = ", before truncation" if stats.truncated_rows else ""
     yield (
-        f"Tokens a row: {lengths.shortest:,} to {lengths.longest:,} (line {stats.longest_line:,}), "
+        f"Tokens a row{cut}: {lengths.shortest:,} to {lengths.longest:,} (line {stats.longest_line:,}), "
         f"{lengths.mean_tokens:,.1f} in the mean; half have at most {lengths.p50:,}, 95 % at most {lengths.p95:,}."
     )
     padding, packing = answer.padding, answer.packing
@@ -317,6 +327,7 @@ def _notices(answer: "DataAnswer") -> Iterator[str]:
             stats.unclosed_rows,
             "whose last answer the chat template closes with nothing: a model does not learn to stop.",
         ),
+        (stats.straddled_rows if stats.supervision == "assistant_only" else 0, STRADDLED),
         (stats.control_text_rows, "whose own text holds what the tokenizer takes for control tokens."),
         (stats.tagged_rows, "whose answers the template's own generation tags mark."),
     )
@@ -330,15 +341,20 @@ def _notices(answer: "DataAnswer") -> Iterator[str]:
 
 
 def _draw_row(row: "RowPreview", terminal: Terminal) -> Iterator[str]:
-    num_learnt = sum(label >= 0 for label in row.labels)
+    num_learnt = sum(label >= 0 for label in row.labels[1:])
     title = f"Line {row.line:,}: {_count(len(row.ids), 'token')}, {num_learnt:,} with loss"
     yield terminal.paint(title, "bold")
     for text, is_learnt in row.runs:
         shown = text if len(text) <= MAX_RUN else f"{text[: MAX_RUN // 2]} … {text[-MAX_RUN // 2 :]}"
         word = "loss  " if is_learnt else "      "
-        for number, line in enumerate(wrapped(escape(shown) or " ", terminal, indent="        ")):
+        for number, line in enumerate(wrapped(_written(shown) or " ", terminal, indent="        ")):
             head = f"  {word}" if number == 0 else "        "
             yield head + terminal.paint(line[8:], "green" if is_learnt else "dim")
+
+
+def _written(text: str) -> str:
+    """Write a text as JSON would, so that a line feed and a backslash before an n are told apart."""
+    return escape(text.replace("\\", "\\\\"))
 
 
 def _count(number: int, noun: str) -> str:

@@ -1,6 +1,6 @@
 """What is trained on: rows, their tokens, and which of them carry loss; how long rows are, padded and packed."""
 
-from foretune.data.batches import IGNORED, Batch, Truncated, make_batch, truncate
+from foretune.data.batches import IGNORED, Batch, Truncated, labels_of, make_batch, truncate
 from foretune.data.cache import cache_folder, digest_file, prune_stores, store_place
 from foretune.data.convert import SOURCE_FORMATS, Converted, SourceFormat, convert_row, convert_rows
 from foretune.data.encode import (
@@ -42,13 +42,15 @@ from foretune.data.rows import (
     read_rows,
 )
 from foretune.data.stats import DataStats, StatsCounter, supervised_mask
-from foretune.data.store import EncodedRows, StoreWriter, TokenStore, open_store
-from foretune.data.tokenizer import Encoding, Rendering, TemplateProblem, Tokenizer, TokenizerFacts
+from foretune.data.store import STORE_FORMAT, EncodedRows, StoreWriter, TokenStore, open_store
+from foretune.data.tokenizer import MAX_TEMPLATE_BYTES, Encoding, Rendering, TemplateProblem, Tokenizer, TokenizerFacts
 from foretune.data.turns import Located, Turn, locate_turns
 
 __all__ = [
     "IGNORED",
+    "MAX_TEMPLATE_BYTES",
     "SOURCE_FORMATS",
+    "STORE_FORMAT",
     "Batch",
     "Converted",
     "DataStats",
@@ -92,6 +94,7 @@ __all__ = [
     "encode_rows",
     "find_long_rows",
     "format_instruction",
+    "labels_of",
     "locate_turns",
     "make_batch",
     "num_batches",

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 from foretune.data.encode import Example, Supervision
 from foretune.data.rows import RowProblem
 
-__all__ = ["IGNORED", "Batch", "Truncated", "make_batch", "truncate"]
+__all__ = ["IGNORED", "Batch", "Truncated", "labels_of", "make_batch", "truncate"]
 
 IGNORED = -100
 """The label of a token that is not learnt: `ignore_index` of torch's cross-entropy."""
@@ -57,7 +57,7 @@ def truncate(example: Example, limit: int, truncation: Literal["error", "right"]
         return Truncated(example, is_cut=False, loses_answer=False)
     if truncation == "error":
         message = f"{num_tokens:,} tokens, more than batch.sequence_length, {limit:,}."
-        hint = "Raise batch.sequence_length, shorten the row, or set data.truncation: right."
+        hint = "Raise batch.sequence_length (--seq-len), shorten the row, or set data.truncation (--truncation): right."
         raise RowProblem(example.line, message, hint=hint)
     kept, lost = example.answer[:limit], example.answer[limit:]
     if not any(kept[1:]):
@@ -104,14 +104,18 @@ def _padded(parts: "Iterable[array[int]]", filler: int, width: int) -> "array[in
 
 def _labels(row: Sequence[Example], supervision: Supervision) -> Iterator["array[int]"]:
     for number, example in enumerate(row):
-        if supervision == "all_tokens":
-            labels = array(SIGNED, example.ids)
-        else:
-            is_learnt = zip(example.ids, example.answer, strict=True)
-            labels = array(SIGNED, (token if is_answer else IGNORED for token, is_answer in is_learnt))
+        labels = labels_of(example, supervision)
         if number:
             labels[0] = IGNORED
         yield labels
+
+
+def labels_of(example: Example, supervision: Supervision) -> "array[int]":
+    """Return the id of each token that carries loss, IGNORED of the others, before the causal shift."""
+    if supervision == "all_tokens":
+        return array(SIGNED, example.ids)
+    is_learnt = zip(example.ids, example.answer, strict=True)
+    return array(SIGNED, (token if is_answer else IGNORED for token, is_answer in is_learnt))
 
 
 def _num_supervised(example: Example, supervision: Supervision) -> int:

@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from time import time
 from typing import Any
 
 import msgspec
@@ -20,6 +21,10 @@ __all__ = ["cache_folder", "digest_file", "prune_stores", "store_place"]
 
 MAX_BYTES = 20 << 30
 """What stores may take in all; the ones that were used longest ago go first."""
+
+
+DRAFT_SECONDS = 86400.0
+"""After which a draft was left by a process that ended."""
 
 
 def cache_folder() -> Path:
@@ -40,7 +45,7 @@ def digest_file(file: str) -> str:
 
     try:
         if Path(file).is_fifo() or Path(file).is_char_device():
-            message = "The rows are read more than once, which a pipe does not allow."
+            message = "It is no regular file, and the rows are read more than once."
             raise DataError(message, hint="Write them to a file first.", place=file)
         with open(file, "rb") as stream:  # noqa: PTH123 - the path may be any text
             return hashlib.file_digest(stream, "sha256").hexdigest()
@@ -58,7 +63,7 @@ def store_place(folder: Path, identity: Any) -> Path:
 
 
 def prune_stores(folder: Path, *, max_bytes: int = MAX_BYTES) -> None:
-    """Remove the stores that were used longest ago, until the rest takes no more than `max_bytes`."""
+    """Remove the stores that were used longest ago, until the rest takes no more than `max_bytes`; and old drafts."""
     total = 0
     for _, store in sorted(_used(folder / "tokens"), reverse=True):
         total += sum(_sizes(store.iterdir()))
@@ -67,12 +72,17 @@ def prune_stores(folder: Path, *, max_bytes: int = MAX_BYTES) -> None:
 
 
 def _used(folder: Path) -> list[tuple[float, Path]]:
+    """Return when each store was used last; a draft counts as used while it may still be written."""
     found = []
     for store in folder.iterdir() if folder.is_dir() else ():
         try:
+            if store.name.startswith("."):
+                if time() - store.stat().st_mtime > DRAFT_SECONDS:
+                    shutil.rmtree(store, ignore_errors=True)
+                continue
             found.append(((store / "meta.json").stat().st_mtime, store))
         except OSError:
-            continue  # a draft of another process, or one that is just being removed
+            continue  # it is just being removed
     return found
 
 

@@ -55,6 +55,8 @@ class Trait:
     """The template's generation tags say what the answer is."""
     BOS = 64
     """It begins with BOS."""
+    STRADDLED = 128
+    """Of an answer a token is masked because it stands for characters of the prompt too."""
 
 
 class EncodeSettings(NamedTuple):
@@ -164,7 +166,8 @@ def format_instruction(instruction: str, input: str = "") -> str:
 def _instruction_text(row: InstructionRow, facts: TokenizerFacts) -> _Text:
     if facts.eos_id is None:
         hint = "Set eos_token in the tokenizer's config, or pass conversations."
-        raise RowProblem(row.line, "the tokenizer has no EOS token, with which an instruction row ends.", hint=hint)
+        message = "the tokenizer has no EOS token, with which an instruction row ends."
+        raise RowProblem(row.line, message, hint=hint, is_of_all=True)
     prompt = format_instruction(row.instruction, row.input)
     traits = _control_trait((row.instruction, row.input, row.output), facts)
     answers = ((len(prompt), len(prompt) + len(row.output)),)
@@ -192,15 +195,18 @@ def _conversation_text(row: MessagesRow, tokenizer: Tokenizer, settings: EncodeS
             if not facts.has_template
             else "Set data.spans: verified."
         )
-        raise RowProblem(line, reason, hint=hint)
+        raise RowProblem(line, reason, hint=hint, is_of_all=True)
     with_tags = facts.has_generation_tags and settings.supervision == "assistant_only"
     try:
         plain = tokenizer.render(messages).text
         tagged = tokenizer.render(messages, with_tags=True) if with_tags else None
     except TemplateProblem as problem:
         hint = "The template decides what it takes; change the row, or choose another model."
-        raise RowProblem(line, f"the chat template refuses the row: {problem}", hint=hint) from problem
+        message = f"the chat template refuses the row: {problem}"
+        raise RowProblem(line, message, hint=hint, is_of_all=problem.is_of_all) from problem
     located = locate_turns(messages, plain, lambda marked: tokenizer.render(marked).text)
+    if not all(turn.is_kept for turn in located.turns):
+        _require_same(line, messages, plain, tokenizer)
     traits = Trait.MESSAGES | _control_trait((message.content for message in messages), facts)
     for turn, found in enumerate(located.turns, 1):
         if not found.is_kept:
@@ -220,10 +226,20 @@ def _conversation_text(row: MessagesRow, tokenizer: Tokenizer, settings: EncodeS
         _refuse_other_template(line, messages, plain, tokenizer, settings)
         answers = _merged(tagged.tagged or ())
         if settings.spans == "verified":
-            _verify_tags(line, messages, located.turns, answers)
+            _verify_tags(line, messages, located.turns, plain, answers)
         return _Text(plain, answers, spoken, traits | Trait.TAGGED)
     answers, is_closed = _answers(messages, located.turns, plain, facts)
     return _Text(plain, answers, spoken, traits if is_closed else traits | Trait.UNCLOSED)
+
+
+def _require_same(line: int, messages: Sequence[Message], text: str, tokenizer: Tokenizer) -> None:
+    try:
+        again = tokenizer.render(messages).text
+    except TemplateProblem:
+        return
+    if again != text:
+        message = "the chat template writes the row otherwise each time it is asked."
+        raise RowProblem(line, message, hint="Use a template without chance in it.")
 
 
 def _refuse_rewrite(line: int, turn: int, message: Message, found: Turn, settings: EncodeSettings) -> None:
@@ -234,8 +250,11 @@ def _refuse_rewrite(line: int, turn: int, message: Message, found: Turn, setting
         "rewritten": "changes this turn's text",
         "repeated": "writes this turn's text more than once",
         "moved": "writes this turn's text out of order",
+        "unproved": "cannot be followed to this turn, of so many",
     }[found.state]
-    hint = "Change the row, or accept and count such rows with data.allow_template_rewrite: true."
+    if found.state == "rewritten" and found.spans:
+        what = "changes this turn's text, of which it leaves out the thinking or the answer"
+    hint = "Change the row, or accept and count such rows: data.allow_template_rewrite (--allow-template-rewrite)."
     raise RowProblem(line, f"the chat template {what} ({message.role}); altered by the template.", turn=turn, hint=hint)
 
 
@@ -267,13 +286,18 @@ def _refuse_other_template(
     raise _differs(line, "the marked rendering", text, own, tokenizer)
 
 
-def _verify_tags(line: int, messages: Sequence[Message], turns: Sequence[Turn], tagged: tuple[Span, ...]) -> None:
+def _verify_tags(
+    line: int, messages: Sequence[Message], turns: Sequence[Turn], text: str, tagged: tuple[Span, ...]
+) -> None:
     """Require that generation tags hold each answer whole, and nothing of another turn."""
     for turn, (message, found) in enumerate(zip(messages, turns, strict=True), 1):
         is_answer = message.role == "assistant"
         for start, stop in found.spans:
-            is_inside = any(first <= start and stop <= last for first, last in tagged)
-            is_outside = all(stop <= first or last <= start for first, last in tagged)
+            before = bisect_right(tagged, (start, len(text)))
+            is_inside = before > 0 and stop <= tagged[before - 1][1]
+            is_outside = (before == 0 or tagged[before - 1][1] <= start) and (
+                before == len(tagged) or stop <= tagged[before][0]
+            )
             if (is_answer and is_inside) or (not is_answer and is_outside):
                 continue
             what = "do not hold the whole answer" if is_answer else f"hold text of the {message.role}"
@@ -359,6 +383,8 @@ def _example(
         starts, ends = [*starts, len(each.text)], [*ends, len(each.text)]
         answer.append(1)
     traits = each.traits | (Trait.BOS if ids and ids[0] == facts.bos_id else 0)
+    if _is_straddled(each.spoken, answer, starts, ends):
+        traits |= Trait.STRADDLED
     if len(ids) < 2:
         raise RowProblem(row.line, "it is a single token, before which nothing stands to predict it from.")
     if settings.supervision == "assistant_only":
@@ -375,7 +401,17 @@ def _require_learnt(
         if any(answer[begin:stop]):
             return
     message = "no token of the answer can be supervised: none lies wholly inside its text after the first position."
-    raise RowProblem(line, message, hint="Lengthen the answer, or use supervision: all_tokens.")
+    hint = "Join it to longer text, use data.supervision: all_tokens, or a template that puts no space before answers."
+    raise RowProblem(line, message, hint=hint)
+
+
+def _is_straddled(spoken: Iterable[Span], answer: bytearray, starts: Sequence[int], ends: Sequence[int]) -> bool:
+    """Whether a token that stands for a character of an answer's own text is no answer token."""
+    for first, last in spoken:
+        begin, stop = bisect_right(ends, first), bisect_left(starts, last)
+        if not all(answer[begin:stop]):
+            return True
+    return False
 
 
 def _mask(answers: Iterable[Span], starts: Sequence[int], ends: Sequence[int]) -> bytearray:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from foretune.data.lengths import Lengths
+from foretune.data.rows import BYTE_ORDER_MARK
 from foretune.data.strict_json import JsonProblem, decode_json
 from foretune.errors import DataError
 
@@ -30,7 +31,6 @@ MAX_OBJECT = 1 << 26
 """Bytes of a file that is one object: more than MAX_DISTINCT lengths, each on a line of its own."""
 BLOCK = 1 << 21
 
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 HINT = (
     'Each line is a number of tokens, {"tokens": N}, {"length": N} or {"length": N, "count": K}; or the file is one '
     'object {"LENGTH": COUNT, ...}.'

@@ -119,7 +119,9 @@ def plan_batches(lengths: Sequence[int], settings: BatchSettings, *, seed: int, 
 
 def _cuts(count: int, size: int) -> "array[int]":
     """Return where groups of `size` begin, and at last the end."""
-    return array("I", [*range(0, count, size), count])
+    cuts = array("I", range(0, count, size))
+    cuts.append(count)
+    return cuts
 
 
 def _sorted_by(keys: Sequence[int], items: "array[int]") -> "array[int]":

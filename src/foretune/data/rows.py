@@ -75,11 +75,15 @@ Row = InstructionRow | MessagesRow
 class RowProblem(ValueError):
     """What is wrong with one row; whoever knows the file makes a DataError of it."""
 
-    def __init__(self, line: int, message: str, *, turn: int | None = None, hint: str | None = None) -> None:
+    def __init__(
+        self, line: int, message: str, *, turn: int | None = None, hint: str | None = None, is_of_all: bool = False
+    ) -> None:
         where = f"line {line}" if turn is None else f"line {line}, message {turn}"
         super().__init__(f"{where}: {message}")
         self.line = line
         self.hint = hint
+        self.is_of_all = is_of_all
+        """Other rows would fail alike, so they need not be tried."""
 
     def located(self, file: str) -> DataError:
         """Return the error that names the file, the line and the cause."""
@@ -177,8 +181,10 @@ def parse_row(data: bytes, line: int) -> Row | None:
     try:
         found = decode_json(data)
     except JsonProblem as problem:
-        text = str(problem)
-        raise RowProblem(line, text[:1].lower() + text[1:], hint="Each line is one JSON object.") from problem
+        text, hint = str(problem), "Each line is one JSON object."
+        if line == 1 and data.lstrip().startswith(b"["):
+            hint += " `foretune data convert` makes lines of a JSON array."
+        raise RowProblem(line, text[:1].lower() + text[1:], hint=hint) from problem
     if not isinstance(found, dict):
         raise RowProblem(line, f"the line is {kind_of(found)}, and no object.", hint=TWO_KINDS)
     if "messages" in found:
@@ -259,7 +265,7 @@ def _refuse_keys(found: dict[str, Any], known: tuple[str, ...], line: int, turn:
             hint = f"`foretune data convert --from {FOREIGN_KEYS[key]}` turns such rows into ours."
         if key in ("tools", "tool_calls", "tool_call_id", "function_call"):
             raise RowProblem(line, f"{key} is not supported: tools are not trained.", turn=turn, hint=hint)
-        names = " and ".join(known) if len(known) < 3 else ", ".join(known)
+        names = " and ".join(known) if len(known) < 3 else f"{', '.join(known)}, or messages alone"
         raise RowProblem(line, f"the key {short_form(key)} is not known; known are: {names}.", turn=turn, hint=hint)
 
 

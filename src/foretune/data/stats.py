@@ -34,7 +34,7 @@ class DataStats(Value, frozen=True, kw_only=True):
     supervised_share: Share
     """Of all tokens."""
     num_answer_tokens: Count
-    """Tokens of answers, whatever the supervision is."""
+    """Tokens of answers: with `assistant_only` those that carry loss, else those of the texts and what closes them."""
     truncated_rows: Count
     cut_answers: Count
     """Truncated rows that lost the end of their answer, and with it EOS or what closes a turn."""
@@ -52,6 +52,8 @@ class DataStats(Value, frozen=True, kw_only=True):
     """The template changed, dropped or moved a turn; only with `data.allow_template_rewrite`."""
     unclosed_rows: Count
     """No token of the template closes the last answer, so a model does not learn from it to stop."""
+    straddled_rows: Count
+    """Of an answer a token is masked because it stands for characters of the prompt too, mostly the space before it."""
     control_text_rows: Count
     """A text holds what the tokenizer takes for one of its control tokens."""
     sha256: str
@@ -116,6 +118,7 @@ class StatsCounter:
             respaced_rows=rows_with(Trait.RESPACED),
             rewritten_rows=rows_with(Trait.REWRITTEN),
             unclosed_rows=rows_with(Trait.UNCLOSED),
+            straddled_rows=rows_with(Trait.STRADDLED),
             control_text_rows=rows_with(Trait.CONTROL_TEXT),
             sha256=self._digest.hexdigest(),
         )

@@ -1,9 +1,9 @@
 """Encoded rows: in memory as they come from an encoder, and on disk, where a data set of any size can be kept.
 
 A store is a folder of four files: the ids of all rows one after another (4 bytes each), a byte for each of them that
-says whether it is an answer's, for each row its line and where its tokens end (8 bytes each) and its traits (a byte).
-They are read through memory maps, so a row costs what it holds. A store is written beside its place and gets its name
-last: it is there whole or not at all.
+says whether it is an answer's, for each row its line and where its tokens end (8 bytes each) and its traits (a byte);
+and a description with the SHA-256 of each. They are read through memory maps, so a row costs what it holds. A store is
+written beside its place and gets its name last: it is there whole or not at all.
 """
 
 import mmap
@@ -13,6 +13,7 @@ import sys
 from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from hashlib import file_digest, sha256
 from itertools import pairwise
 from pathlib import Path
 from tempfile import mkdtemp
@@ -22,10 +23,12 @@ import msgspec
 
 from foretune.data.encode import Example
 
-__all__ = ["EncodedRows", "StoreWriter", "TokenStore", "open_store"]
+__all__ = ["STORE_FORMAT", "EncodedRows", "StoreWriter", "TokenStore", "open_store"]
 
-FORMAT = 1
+STORE_FORMAT = 1
 IDS, ANSWERS, ROWS, TRAITS, META = "ids.u32", "answers.u8", "rows.u64", "traits.u8", "meta.json"
+PARTS = (IDS, ANSWERS, ROWS, TRAITS)
+DRAFT = ".draft-"
 
 
 class EncodedRows(NamedTuple):
@@ -73,18 +76,17 @@ class EncodedRows(NamedTuple):
 
 
 class StoreWriter:
-    """Writes a store beside the place where it is to be; `publish` gives it its name, leaving without removes it."""
+    """Writes a store beside its place; `publish` gives it its name, leaving without removes it."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, parent: Path) -> None:
+        self._parent = parent
         self._num_tokens = self._num_rows = 0
+        self._digests = {name: sha256() for name in PARTS}
 
     def __enter__(self) -> Self:
-        self._folder.parent.mkdir(parents=True, exist_ok=True)
-        self._draft = Path(mkdtemp(prefix=".draft-", dir=self._folder.parent))
-        self._files: dict[str, BinaryIO] = {
-            name: (self._draft / name).open("xb") for name in (IDS, ANSWERS, ROWS, TRAITS)
-        }
+        self._parent.mkdir(parents=True, exist_ok=True)
+        self._draft = Path(mkdtemp(prefix=DRAFT, dir=self._parent))
+        self._files: dict[str, BinaryIO] = {name: (self._draft / name).open("xb") for name in PARTS}
         return self
 
     def append(self, rows: EncodedRows) -> None:
@@ -96,15 +98,28 @@ class StoreWriter:
         self._num_rows += len(rows.lines)
         for name, data in ((IDS, rows.ids), (ANSWERS, rows.answers), (ROWS, places), (TRAITS, rows.traits)):
             self._files[name].write(data)
+            self._digests[name].update(data)
 
-    def publish(self, meta: dict[str, Any]) -> None:
-        """Finish the store under its name; one that has come to be meanwhile stays. Raises OSError."""
-        counted = {"format": FORMAT, "byteorder": sys.byteorder, "rows": self._num_rows, "tokens": self._num_tokens}
+    def publish(self, place: Path, meta: dict[str, Any]) -> None:
+        """Finish the store under its name; a whole one that has come to be meanwhile stays. Raises OSError."""
         for file in self._files.values():
+            file.flush()
+            os.fsync(file.fileno())
             file.close()
-        (self._draft / META).write_bytes(msgspec.json.encode({**counted, **meta}))
+        described = {
+            "format": STORE_FORMAT,
+            "byteorder": sys.byteorder,
+            "rows": self._num_rows,
+            "tokens": self._num_tokens,
+            "sha256": {name: digest.hexdigest() for name, digest in self._digests.items()},
+            "meta": meta,
+        }
+        text = msgspec.json.encode({"described": described, "sha256": _digest_of(described)})
+        (self._draft / META).write_bytes(text)
+        if place.exists() and open_store(place) is None:
+            shutil.rmtree(place, ignore_errors=True)
         with suppress(OSError):  # a folder that is not empty cannot be replaced: another process was first
-            self._draft.rename(self._folder)
+            self._draft.rename(place)
 
     def __exit__(self, *_: object) -> None:
         for file in self._files.values():
@@ -113,11 +128,15 @@ class StoreWriter:
         shutil.rmtree(self._draft, ignore_errors=True)
 
 
+def _digest_of(described: Any) -> str:
+    return sha256(msgspec.json.encode(described, order="sorted")).hexdigest()
+
+
 class TokenStore:
     """A store that is there, read through memory maps."""
 
-    def __init__(self, folder: Path, meta: dict[str, Any]) -> None:
-        self.meta = meta
+    def __init__(self, folder: Path, described: dict[str, Any]) -> None:
+        self.meta: dict[str, Any] = described["meta"]
         """What was written beside the rows."""
         self._maps: list[mmap.mmap] = []
         self._ids = self._view(folder / IDS).cast("I")
@@ -125,7 +144,7 @@ class TokenStore:
         self._rows = self._view(folder / ROWS).cast("Q")
         self._traits = self._view(folder / TRAITS)
         sizes = (len(self._ids), len(self._answers), len(self._rows), len(self._traits))
-        rows, tokens = meta["rows"], meta["tokens"]
+        rows, tokens = described["rows"], described["tokens"]
         if sizes != (tokens, tokens, 2 * rows, rows):
             raise ValueError("the files of the store do not fit together")
 
@@ -162,11 +181,21 @@ class TokenStore:
 
 
 def open_store(folder: Path) -> TokenStore | None:
-    """Open a store; None where there is none that this version, on this machine, can read."""
+    """Open a store, and note that it is used; None where there is none that is whole and that this version can read."""
     try:
-        meta = msgspec.json.decode((folder / META).read_bytes(), type=dict[str, Any])
-        if meta.get("format") != FORMAT or meta.get("byteorder") != sys.byteorder:
+        found = msgspec.json.decode((folder / META).read_bytes(), type=dict[str, Any])
+        described = found["described"]
+        if found["sha256"] != _digest_of(described):
             return None
-        return TokenStore(folder, meta)
+        if described["format"] != STORE_FORMAT or described["byteorder"] != sys.byteorder:
+            return None
+        for name in PARTS:
+            with (folder / name).open("rb") as file:
+                if file_digest(file, "sha256").hexdigest() != described["sha256"][name]:
+                    return None
+        store = TokenStore(folder, described)
     except (OSError, ValueError, KeyError, TypeError, msgspec.MsgspecError):
         return None
+    with suppress(OSError):
+        os.utime(folder / META)
+    return store

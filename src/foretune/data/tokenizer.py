@@ -5,11 +5,19 @@ from typing import NamedTuple, Protocol
 
 from foretune.data.rows import Message
 
-__all__ = ["Encoding", "Rendering", "TemplateProblem", "Tokenizer", "TokenizerFacts"]
+__all__ = ["MAX_TEMPLATE_BYTES", "Encoding", "Rendering", "TemplateProblem", "Tokenizer", "TokenizerFacts"]
+
+MAX_TEMPLATE_BYTES = 256 << 10
+"""Of a chat template."""
 
 
 class TemplateProblem(ValueError):
     """What a chat template said when it was rendered, or that it took too long or grew too large."""
+
+    def __init__(self, message: str, *, is_of_all: bool = False) -> None:
+        super().__init__(message)
+        self.is_of_all = is_of_all
+        """It took so much that no other row is tried."""
 
 
 class Encoding(NamedTuple):
@@ -32,7 +40,7 @@ class TokenizerFacts(NamedTuple):
     """What is known of a tokenizer without a text."""
 
     name: str
-    """Class and library with its version, for messages."""
+    """What it is called in messages: its model, class and library."""
     eos_id: int | None
     eos_text: str | None
     pad_id: int | None
@@ -43,6 +51,8 @@ class TokenizerFacts(NamedTuple):
     """Added tokens, control tokens or not: they may stand for no character."""
     has_template: bool
     has_generation_tags: bool
+    asks_for_date: bool = False
+    """Whether its chat template may ask for today's date."""
 
     @property
     def padding_id(self) -> int | None:

@@ -20,18 +20,24 @@ __all__ = ["Located", "Span", "Turn", "locate_turns"]
 
 Span = tuple[int, int]
 """First character and the one after the last."""
-State = Literal["unchanged", "respaced", "rewritten", "dropped", "repeated", "moved", "blank"]
+Intervals = tuple[Span, ...]
+"""Parts of a content that are marked at both ends."""
+State = Literal["unchanged", "respaced", "rewritten", "dropped", "repeated", "moved", "unproved", "blank"]
 Render = Callable[[Sequence[Message]], str]
 
 FIRST_MARK, LAST_MARK = 0x100000, 0x10FFFD
 """Plane 16 is for private use: no character of it has a meaning, and hardly a text has one."""
 BLOCK_OF_MARKS = 0x1000
+MOST_MARKED = 4096
+"""Parts that are marked at once; a message has at most two."""
 MOST_TRIES = 6
 """Places in white space, or words, that are tried of one text."""
 
-_TAG = r"[a-z:_]*think[a-z]*|reasoning|thought"
-_OPENING = re.compile(rf"<(?:{_TAG})>|\[THINK\]")
-_CLOSING = re.compile(rf"</(?:{_TAG})>|\[/THINK\]")
+MOST_RENDERINGS = 4096
+"""Of one conversation; then its turns count as not to be followed."""
+
+_OPENING = re.compile(r"<([a-z:_]{1,32})>|\[THINK\]")
+_CLOSING = re.compile(r"</([a-z:_]{1,32})>|\[/THINK\]")
 
 
 class Turn(NamedTuple):
@@ -40,7 +46,8 @@ class Turn(NamedTuple):
     spans: tuple[Span, ...]
     """Its text in the rendering; what is left of it where it was rewritten."""
     state: State
-    """`respaced`: white space at its ends, or around its thinking tags, is not as it was. `blank`: there is no text."""
+    """`respaced`: white space at its ends, or around its thinking tags, is not as it was. `unproved`: there are too
+    many turns to follow. `blank`: there is no text."""
 
     @property
     def is_kept(self) -> bool:
@@ -63,19 +70,74 @@ def locate_turns(messages: Sequence[Message], text: str, render: Render) -> Loca
     >>> locate_turns(chat, write(chat), write).turns[1]
     Turn(spans=((19, 24),), state='unchanged')
     """
+    render = _Counted(render)
+    turns = _located_together(messages, text, render)
+    every = [turn or _located_alone(messages, index, text, render) for index, turn in enumerate(turns)]
+    return Located(text, tuple(_in_order(every)))
+
+
+class _Counted:
+    """A rendering that gives up after so many calls."""
+
+    def __init__(self, render: Render) -> None:
+        self._render = render
+        self.num_left = MOST_RENDERINGS
+
+    def __call__(self, messages: Sequence[Message]) -> str:
+        if self.num_left == 0:
+            raise TemplateProblem("it was rendered too often.")
+        self.num_left -= 1
+        return self._render(messages)
+
+
+def _located_alone(messages: Sequence[Message], index: int, text: str, render: _Counted) -> Turn:
+    turn = _Alone(messages, index, text, render).locate()
+    return turn if turn.is_kept or render.num_left else Turn((), "unproved")
+
+
+def _located_together(messages: Sequence[Message], text: str, render: Render) -> list[Turn | None]:
+    """Mark all messages at once; None for those that have to be looked for alone.
+
+    First at their ends. Then inside of their outer white space, which settles those that have none, and those beside
+    which the rendering has none of it; then as far outside as their white space stands in the rendering too.
+    """
     contents = [message.content for message in messages]
     turns: list[Turn | None] = [None if content.strip() else Turn((), "blank") for content in contents]
-    # First all at once; then without outer white space, which settles the texts that have none; then one by one.
-    for ways in ([_ends(content) for content in contents], [_core(content) for content in contents]):
+
+    def settle(ways: Sequence[Intervals], *, is_last: bool) -> list[tuple[Span, ...] | None]:
         marked = [() if turn else way for turn, way in zip(turns, ways, strict=True)]
+        places: list[tuple[Span, ...] | None] = [None] * len(messages)
         for index, found in enumerate(_mark(messages, marked, text, render) or ()):
-            if found.spans and marked[index] == _ends(contents[index]):
-                turn = _read(contents[index], marked[index], found.spans, text)
+            if not found.spans:
+                continue
+            places[index] = found.spans
+            turn = _read(contents[index], marked[index], found.spans, text)
+            if turn.is_kept and (is_last or marked[index] == _ends(contents[index])):
+                turns[index] = turn
+        return places
+
+    settle([_ends(content) for content in contents], is_last=False)
+    if None in turns:
+        cores = [_core(content) for content in contents]
+        places = settle(cores, is_last=False)
+        wide = [
+            _wider(content, core, spans, text) if spans else core
+            for content, core, spans in zip(contents, cores, places, strict=True)
+        ]
+        for index, spans in enumerate(places):
+            if turns[index] is None and spans and wide[index] == cores[index]:
+                turn = _read(contents[index], cores[index], spans, text)
                 turns[index] = turn if turn.is_kept else None
-        if None not in turns:
-            break
-    every = [turn or _Alone(messages, index, text, render).locate() for index, turn in enumerate(turns)]
-    return Located(text, tuple(_in_order(every)))
+        if None in turns:
+            settle([way if spans else () for way, spans in zip(wide, places, strict=True)], is_last=True)
+    return turns
+
+
+def _wider(content: str, core: Intervals, spans: tuple[Span, ...], text: str) -> Intervals:
+    """Return the core with as much white space around it as stands in the rendering too."""
+    ((start, stop),), ((first, last),) = core, spans
+    before = _common(content, start - 1, text, first - 1, -1)
+    return ((start - before, stop + _common(content, stop, text, last, 1)),)
 
 
 def _in_order(turns: Sequence[Turn]) -> Iterator[Turn]:
@@ -101,10 +163,6 @@ def _in_order(turns: Sequence[Turn]) -> Iterator[Turn]:
 # -- marks
 
 
-Intervals = tuple[Span, ...]
-"""Parts of a content that are marked at both ends."""
-
-
 class _Found(NamedTuple):
     """The marked parts of one message in a rendering."""
 
@@ -114,7 +172,12 @@ class _Found(NamedTuple):
 
 
 def _mark(messages: Sequence[Message], marked: Sequence[Intervals], text: str, render: Render) -> list[_Found] | None:
-    """Return where the marked parts of each message are. None: the marks change the rendering, or cannot be set."""
+    """Return where the marked parts of each message are. None: the marks change the rendering, or cannot be set.
+
+    Where there are more parts than marks, some are marked at a time.
+    """
+    if sum(map(len, marked)) > MOST_MARKED:
+        return _mark_by_blocks(messages, marked, text, render)
     base = _unused_block(messages, text, 2 * sum(map(len, marked)))
     if base is None:
         return None
@@ -140,6 +203,20 @@ def _mark(messages: Sequence[Message], marked: Sequence[Intervals], text: str, r
         is_whole = len(once) == len(listed) and once == sorted(once)
         spans = tuple(zip(once[::2], once[1::2], strict=True)) if is_whole else None
         found.append(_Found(spans, any(len(place) > 1 for place in listed)))
+    return found
+
+
+def _mark_by_blocks(
+    messages: Sequence[Message], marked: Sequence[Intervals], text: str, render: Render
+) -> list[_Found] | None:
+    found: list[_Found] = []
+    for start in range(0, len(marked), MOST_MARKED // 2):
+        stop = start + MOST_MARKED // 2
+        block = [way if start <= index < stop else () for index, way in enumerate(marked)]
+        part = _mark(messages, block, text, render)
+        if part is None:
+            return None
+        found += part[start:stop]
     return found
 
 
@@ -286,17 +363,22 @@ def _parts(content: str) -> Intervals:
 
     The opening tag may be missing: some generation prompts write it.
     """
-    closing = _CLOSING.search(content)
+    closing = next(filter(_is_thinking, _CLOSING.finditer(content)), None)
     if closing is None:
         return ()
     opening = _OPENING.match(content, len(content) - len(content.lstrip()))
-    first = opening.end() if opening else 0
+    first = opening.end() if opening and _is_thinking(opening) else 0
     found = []
     for start, stop in ((first, closing.start()), (closing.end(), len(content))):
         lead, end = _outer(content[start:stop])
         if lead < end:
             found.append((start + lead, start + end))
     return tuple(found)
+
+
+def _is_thinking(tag: re.Match[str]) -> bool:
+    name = tag[1] or "think"
+    return "think" in name or name in ("reasoning", "thought")
 
 
 def _common(content: str, at: int, text: str, place: int, step: int) -> int:
@@ -351,7 +433,7 @@ def _around(content: str, intervals: Intervals, spans: tuple[Span, ...], text: s
 
 def _tags(part: str) -> list[str] | None:
     """Return the thinking tags of which a part consists, white space aside; None where it has another text."""
-    found = [match.group() for pattern in (_OPENING, _CLOSING) for match in pattern.finditer(part)]
+    found = [tag.group() for pattern in (_OPENING, _CLOSING) for tag in pattern.finditer(part) if _is_thinking(tag)]
     return found if "".join(found) == "".join(part.split()) else None
 
 

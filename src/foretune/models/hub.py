@@ -121,14 +121,16 @@ def fetch_config(id: str, revision: str | None = None) -> HubFile:
     return HubFile(answer.body, answer.commit, f"config.json of {id}")
 
 
-def fetch_files(id: str, revision: str | None, names: Sequence[str]) -> Path:
+def fetch_files(id: str, revision: str | None, names: Sequence[str], needed: str) -> Path:
     """Download some small files of a model into the hub cache, and return the folder of their revision.
+
+    The first is asked for to see whether there is access; `needed` is the one that messages name.
 
     Raises ModelAccessError: token missing, not granted, not found or offline.
     """
     wanted = revision or "main"
-    answer = _ask(id, f"{id}/resolve/{wanted}/{names[0]}", what=names[0])
-    _refuse_answer(id, wanted, answer, names[0])
+    answer = _ask(id, f"{id}/resolve/{wanted}/{names[0]}", what=needed)
+    _refuse_answer(id, wanted, answer, needed)
     try:
         return Path(_download(id, answer.commit or wanted, names))
     except OSError as error:

@@ -1,5 +1,6 @@
 """Where a model's tokenizer is: a local folder, the hub cache, or the Hub. Weights are never asked for."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,15 +13,19 @@ __all__ = ["TokenizerFiles", "resolve_tokenizer"]
 
 NEEDED = "tokenizer.json"
 FILES = (
-    NEEDED,
     "tokenizer_config.json",
+    NEEDED,
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.jinja",
     "chat_template.json",
+    "additional_chat_templates/*.jinja",
     "config.json",
 )
-"""All that a fast tokenizer and its chat template are read from."""
+"""All that a fast tokenizer and its chat template are read from; the first is asked for first."""
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx")
+"""Endings of files that decide about no id."""
+MAX_TOKENIZER_BYTES = 512 << 20
 
 
 class TokenizerFiles(NamedTuple):
@@ -32,24 +37,35 @@ class TokenizerFiles(NamedTuple):
     """The commit of the Hub; None for a local folder."""
 
     def fingerprint(self) -> str:
-        """Return a SHA-256 of the files that decide about ids and renderings."""
+        """Return a SHA-256 of the files that may decide about ids and renderings: all of the folder but weights.
+
+        Raises ConfigError for a file that is larger than a tokenizer's can be.
+        """
         import hashlib  # 3 ms, which an estimate need not pay
 
         digest = hashlib.sha256()
-        for name in FILES:
-            path = self.folder / name
-            if path.is_file():
-                digest.update(f"{name}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+        try:
+            for path in self._deciding():
+                with path.open("rb") as file:
+                    content = hashlib.file_digest(file, "sha256").digest()
+                digest.update(f"{path.relative_to(self.folder)}\0".encode(errors="surrogateescape") + content)
+        except OSError as error:
+            raise _unreadable(str(error.filename or self.folder), error) from error
         return digest.hexdigest()
 
-    def asks_for_the_date(self) -> bool:
-        """Whether a chat template may ask for today's date."""
-        files = ("tokenizer_config.json", "chat_template.jinja", "chat_template.json")
-        return any((self.folder / name).is_file() and _asks((self.folder / name).read_bytes()) for name in files)
+    def _deciding(self) -> Iterator[Path]:
+        for path in sorted([*self.folder.glob("*"), *self.folder.glob("additional_chat_templates/*")]):
+            if not path.is_file() or path.suffix in WEIGHTS:
+                continue
+            if path.stat().st_size > MAX_TOKENIZER_BYTES:
+                message = f"The file is larger than {MAX_TOKENIZER_BYTES:,} bytes, and no tokenizer's is."
+                raise ConfigError(message, hint="Pass a folder with the tokenizer alone.", place=str(path))
+            yield path
 
 
-def _asks(data: bytes) -> bool:
-    return b"strftime_now" in data
+def _unreadable(place: str, error: OSError) -> ConfigError:
+    reason = error.strerror or type(error).__name__
+    return ConfigError(f"The tokenizer cannot be read: {reason}.", hint="Check its permissions.", place=place)
 
 
 def resolve_tokenizer(id_or_path: str, *, revision: str | None = None, offline: bool = False) -> TokenizerFiles:
@@ -66,10 +82,10 @@ def resolve_tokenizer(id_or_path: str, *, revision: str | None = None, offline: 
     match = find_catalogue(id_or_path)
     id = match.id if match else id_or_path
     snapshot = hub.cached_snapshot(id, revision)
-    if snapshot is None or not (snapshot / NEEDED).exists():
+    if snapshot is None or not all((snapshot / name).exists() for name in FILES[:2]):
         if offline:
             raise _unknown_offline(id)
-        snapshot = hub.fetch_files(id, revision, FILES)
+        snapshot = hub.fetch_files(id, revision, FILES, NEEDED)
     return _checked(TokenizerFiles(snapshot, id, snapshot.name))
 
 
@@ -79,13 +95,18 @@ def _local_folder(text: str) -> Path | None:
         if path.is_file():
             return path.parent
         return path if path.is_dir() else None
+    except PermissionError as error:
+        raise _unreadable(text, error) from error
     except (OSError, RuntimeError, ValueError):
         return None
 
 
 def _checked(files: TokenizerFiles) -> TokenizerFiles:
-    if (files.folder / NEEDED).is_file():
-        return files
+    try:
+        if (files.folder / NEEDED).is_file():
+            return files
+    except OSError as error:
+        raise _unreadable(str(files.folder), error) from error
     raise ConfigError(
         f"{files.name} has no {NEEDED}, which a fast tokenizer is read from.",
         hint="Pass a folder that save_pretrained of a fast tokenizer wrote, or a model that has one.",

@@ -33,10 +33,8 @@ from foretune.runtime.tokenizer import ModelTokenizer, load_tokenizer, without_t
 
 __all__ = ["encode_chunk", "main", "read_frame", "write_frame"]
 
-RENDER_SECONDS = float(os.environ.get("FORETUNE_RENDER_SECONDS", "10"))
-"""For one rendering; the longest of real templates take milliseconds."""
-SPARE_BYTES = 3 << 30
-"""Address space beyond what the loaded tokenizer has: a row of 16 MiB takes about a GiB for its tokens."""
+SPARE_BYTES = 6 << 30
+"""Address space beyond what the libraries have, where the system can limit it: a row of 16 MiB may take half of it."""
 MAX_PROBLEMS = 10
 """Rows that are reported at once."""
 _LENGTH = struct.Struct("<Q")
@@ -69,6 +67,9 @@ def main() -> None:
     if task is None:
         return
     try:
+        import transformers.utils.chat_template_utils  # noqa: F401 - before memory is limited
+
+        _limit_memory()
         tokenizer = _load(task)
     except ForetuneError as error:
         write_frame(stdout, {"error": type(error).__name__, "problems": error.problems})
@@ -77,7 +78,6 @@ def main() -> None:
         write_frame(stdout, {"error": "ImportError", "problems": [(f"{error.name or error} is not installed.",)]})
         return
     write_frame(stdout, {"facts": _shown_facts(tokenizer)})
-    _limit_memory()
     settings = EncodeSettings(**task["settings"])
     while (chunk := read_frame(stdin)) is not None:
         write_frame(stdout, encode_chunk(chunk["first"], chunk["data"], tokenizer, settings, chunk["details"]))
@@ -90,30 +90,33 @@ def _load(task: dict[str, Any]) -> ModelTokenizer:
         template_date=date.fromisoformat(task["date"]),
         name=task["name"],
     )
-    tokenizer.render = _timed(tokenizer.render)  # type: ignore[method-assign]
-    tokenizer.render_own = _timed(tokenizer.render_own)  # type: ignore[method-assign]
+    seconds = task["render_seconds"]
+    tokenizer.render = _timed(tokenizer.render, seconds)  # type: ignore[method-assign]
+    tokenizer.render_own = _timed(tokenizer.render_own, seconds)  # type: ignore[method-assign]
     return tokenizer
 
 
-def _shown_facts(tokenizer: Tokenizer) -> dict[str, Any]:
+def _shown_facts(tokenizer: ModelTokenizer) -> dict[str, Any]:
+    """Return what is kept beside encoded rows: nothing of where the tokenizer lies."""
     facts = tokenizer.facts
-    hidden = {"special_ids", "special_texts"}
-    return {name: value for name, value in facts._asdict().items() if name not in hidden}
+    hidden = {"name", "special_ids", "special_texts"}
+    shown = {name: value for name, value in facts._asdict().items() if name not in hidden}
+    return {**shown, "library": tokenizer.library}
 
 
-def _timed(render: Callable[..., Any]) -> Callable[..., Any]:
+def _timed(render: Callable[..., Any], seconds: float) -> Callable[..., Any]:
     """Let a rendering raise TimeoutError when its time is over, where the system has timers for it."""
     if not hasattr(signal, "setitimer"):
         return render
 
     def ring(*_: Any) -> None:
-        raise TimeoutError(f"it takes more than {RENDER_SECONDS:g} seconds.")
+        raise TimeoutError(f"it takes more than {seconds:g} seconds.")
 
     signal.signal(signal.SIGALRM, ring)
 
     @wraps(render)
     def timed(*args: Any, **kwargs: Any) -> Any:
-        signal.setitimer(signal.ITIMER_REAL, RENDER_SECONDS)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
         try:
             return render(*args, **kwargs)
         finally:
@@ -178,10 +181,13 @@ def _encoded(
     problems: list[RowProblem],
     num_details: int | None,
 ) -> tuple[list[Example], list[Detail]]:
-    """Encode rows; those that cannot be are added to `problems`, until there are enough of them."""
+    """Encode rows; those that cannot be are added to `problems`, as far as they come before the last to be told."""
+    if len(problems) >= MAX_PROBLEMS:
+        rows = [row for row in rows if row.line < problems[MAX_PROBLEMS - 1].line]
     examples: list[Example] = []
     details: list[Detail] = []
-    while rows and len(problems) < MAX_PROBLEMS:
+    num_refused = 0
+    while rows and num_refused < MAX_PROBLEMS:
         try:
             for example, detail in encode_rows(rows, tokenizer, settings):
                 examples.append(example)
@@ -190,7 +196,8 @@ def _encoded(
             break
         except RowProblem as problem:
             problems.append(problem)
-            rows = [row for row in rows if row.line > problem.line]
+            num_refused += 1
+            rows = [] if problem.is_of_all else [row for row in rows if row.line > problem.line]
     return examples, details
 
 

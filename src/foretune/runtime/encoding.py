@@ -4,23 +4,23 @@ import os
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from datetime import date
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from threading import Timer
+from threading import Lock, Timer
 from typing import Any, NamedTuple
 
 import foretune
 from foretune import errors
 from foretune.data import Detail, EncodedRows, EncodeSettings, open_rows, read_chunks
-from foretune.errors import DataError, ForetuneError, MissingDependencyError, Problem
+from foretune.errors import ConfigError, DataError, ForetuneError, MissingDependencyError, Problem
 from foretune.runtime.encoder import read_frame, write_frame
 from foretune.runtime.libraries import DATA_INSTALL_LINE
 
-__all__ = ["EncodedChunk", "EncodingTask", "default_workers", "encode_file"]
+__all__ = ["EncodedChunk", "EncodingTask", "and_no_further", "default_workers", "encode_file"]
 
 CHUNK_BYTES = 1 << 19
 CHUNK_SECONDS = 180.0
@@ -61,7 +61,7 @@ def default_workers() -> int:
     return min(cores, MAX_WORKERS)
 
 
-def encode_file(task: EncodingTask, *, workers: int, num_details: int | None = 0) -> Iterator[EncodedChunk]:
+def encode_file(task: EncodingTask, *, workers: int, num_details: int | None = 0) -> Generator[EncodedChunk]:
     """Yield a file's rows as tokens, in order and the same for any number of workers.
 
     `num_details` is how many rows are given in detail; None: all. Raises DataError for rows that cannot be trained
@@ -88,18 +88,23 @@ class _Pool:
 
     def __init__(self, task: EncodingTask, workers: int) -> None:
         self._task = task
+        self._render_seconds = render_seconds()
         self._threads = ThreadPoolExecutor(workers)
         self._num_threads = max((os.cpu_count() or 1) // workers, 1)
         self._idle: SimpleQueue[_Process] = SimpleQueue()
         self._all: list[_Process] = []
+        self._lock = Lock()
+        self._is_over = False
 
     def __enter__(self) -> "_Pool":
         return self
 
     def __exit__(self, *_: object) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
-        for process in self._all:
-            process.end()
+        with self._lock:
+            self._is_over = True
+            for process in self._all:
+                process.end()
         self._threads.shutdown(wait=True)
 
     def submit(self, first: int, data: bytes, num_details: int | None) -> "Future[EncodedChunk]":
@@ -110,12 +115,34 @@ class _Pool:
         try:
             process = self._idle.get_nowait()
         except Empty:
-            process = _Process(self._task, self._num_threads)
-            self._all.append(process)
-            process.load(self._task)
+            process = self._started()
+            process.load(self._task, self._render_seconds)
         chunk = process.encode(self._task.file, first, data, num_details)
         self._idle.put(process)
         return chunk
+
+    def _started(self) -> "_Process":
+        """Start a process, unless the block has ended: then nobody would end it."""
+        with self._lock:
+            if self._is_over:
+                raise DataError("The encoding was given up.", place=self._task.file)
+            process = _Process(self._task, self._num_threads)
+            self._all.append(process)
+            return process
+
+
+def render_seconds() -> float:
+    """Return how long a chat template may take for one rendering. Raises ConfigError for what is no time."""
+    text = os.environ.get("FORETUNE_RENDER_SECONDS", "10")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if 0.1 <= seconds <= 3600:
+        return seconds
+    raise ConfigError(
+        f"FORETUNE_RENDER_SECONDS is {text[:40]!r}, and no time from 0.1 to 3600 seconds.", hint="Correct or unset it."
+    )
 
 
 class _Process:
@@ -132,16 +159,21 @@ class _Process:
             "RAYON_NUM_THREADS": str(num_threads),
         }
         # -P: a file in the current folder must not stand in for a library.
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "foretune.runtime.encoder"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-        )
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "foretune.runtime.encoder"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=environment,
+            )
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
+            message = f"No process could be started to encode the rows: {reason}."
+            raise DataError(message, hint="Close other programs, or use fewer --workers.", place=task.file) from error
         self._facts: dict[str, Any] = {}
 
-    def load(self, task: EncodingTask) -> None:
+    def load(self, task: EncodingTask, seconds: float) -> None:
         """Load the tokenizer. Raises UnsupportedError, MissingDependencyError."""
         answer = self._ask(
             {
@@ -150,6 +182,7 @@ class _Process:
                 "date": task.template_date.isoformat(),
                 "name": task.name,
                 "settings": task.settings._asdict(),
+                "render_seconds": seconds,
             }
         )
         if answer is None:
@@ -171,7 +204,7 @@ class _Process:
             )
         if answer["problems"]:
             problems = [Problem(message, hint, f"{file}:{line}") for line, message, hint in answer["problems"]]
-            raise DataError.of(problems)
+            raise DataError.of(and_no_further(problems))
         details = [Detail(text, starts, ends) for text, starts, ends in answer["details"]]
         rows = EncodedRows.from_wire(answer["rows"])
         return EncodedChunk(rows, answer["blanks"], details, len(data), self._facts)
@@ -197,6 +230,12 @@ class _Process:
         for pipe in (self._process.stdin, self._process.stdout):
             with suppress(OSError):
                 pipe.close()  # type: ignore[union-attr]
+
+
+def and_no_further(problems: list[Problem]) -> list[Problem]:
+    """Say beside the last of the first wrong rows that no later one was looked at."""
+    last = problems[-1]
+    return [*problems[:-1], last._replace(hint=" ".join(filter(None, (last.hint, "Later rows were not checked."))))]
 
 
 def _error_of(answer: dict[str, Any]) -> ForetuneError:

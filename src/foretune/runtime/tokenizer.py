@@ -13,12 +13,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from foretune.data import Encoding, Message, Rendering, TemplateProblem, TokenizerFacts
+from foretune.data import MAX_TEMPLATE_BYTES, Encoding, Message, Rendering, TemplateProblem, TokenizerFacts
 from foretune.errors import UnsupportedError
 
 __all__ = ["ModelTokenizer", "load_tokenizer", "without_torch"]
 
-MAX_TEMPLATE_BYTES = 256 << 10
 MAX_RENDERED = 64 << 20
 """Characters of one rendering: four times the longest line."""
 PROBE = "Probe: a b\n\n  ccc 1234, é 你好 😀!"
@@ -41,8 +40,11 @@ class ModelTokenizer:
     ) -> None:
         self._tokenizer = tokenizer
         self._own_template = _template_of(tokenizer)
-        self._template = template or self._own_template
-        self._programs = {text: _compiled(text, template_date) for text in (self._template, self._own_template) if text}
+        self._template = self._own_template if template is None else template
+        templates = {text for text in (self._template, self._own_template) if text is not None}
+        self._programs = {text: _compiled(text, template_date) for text in templates}
+        self.library = f"{type(tokenizer).__name__}, tokenizers {version('tokenizers')}"
+        """Class and library with its version."""
         self._backend = tokenizer.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
@@ -58,7 +60,7 @@ class ModelTokenizer:
         named = (tokenizer.eos_token, tokenizer.bos_token, tokenizer.pad_token)
         control = dict.fromkeys(token.content for token in added.values() if token.special or token.content in named)
         return TokenizerFacts(
-            name=f"{name} ({type(tokenizer).__name__}, tokenizers {version('tokenizers')})",
+            name=f"{name} ({self.library})",
             eos_id=tokenizer.eos_token_id,
             eos_text=tokenizer.eos_token,
             pad_id=tokenizer.pad_token_id,
@@ -67,6 +69,7 @@ class ModelTokenizer:
             special_ids=frozenset(added),
             has_template=self._template is not None,
             has_generation_tags=self._template is not None and _TAGS.search(self._template) is not None,
+            asks_for_date=self._template is not None and "strftime_now" in self._template,
         )
 
     def _refuse_backend(self) -> None:
@@ -122,12 +125,14 @@ class ModelTokenizer:
         except (KeyboardInterrupt, SystemExit):
             raise
         except MemoryError:
-            raise TemplateProblem("it needs more memory than a template may have.") from None
+            raise TemplateProblem("it needs more memory than a template may have.", is_of_all=True) from None
+        except TimeoutError as error:
+            raise TemplateProblem(str(error), is_of_all=True) from None
         except Exception as error:  # whatever a foreign program may raise is its answer
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
             raise TemplateProblem(reason) from error
         if len(text) > MAX_RENDERED:
-            raise TemplateProblem(f"it writes more than {MAX_RENDERED:,} characters.")
+            raise TemplateProblem(f"it writes more than {MAX_RENDERED:,} characters.", is_of_all=True)
         return Rendering(text, None if tagged is None else tuple((int(a), int(b)) for a, b in tagged))
 
     def is_dummy(self, token_id: int) -> bool:
@@ -167,29 +172,27 @@ def _template_of(tokenizer: Any) -> str | None:
     return own if isinstance(own, str) and own else None
 
 
-def _refuse_template(template: str) -> None:
-    if len(template.encode(errors="replace")) > MAX_TEMPLATE_BYTES:
-        raise UnsupportedError(
-            f"The chat template is larger than {MAX_TEMPLATE_BYTES:,} bytes.", hint="Use a model with a smaller one."
-        )
-
-
 def _compiled(template: str, day: date) -> Any:
     """Compile a template in Transformers' own sandbox, for us alone, with the clock that it may ask stopped.
 
-    Raises UnsupportedError for a text that is no template.
+    Nothing of it is computed before it is rendered, where time is limited. Raises UnsupportedError for a text that is
+    no template.
     """
     from jinja2 import TemplateError
     from transformers.utils.chat_template_utils import _cached_compile_jinja_template
 
-    _refuse_template(template)
+    if len(template.encode(errors="replace")) > MAX_TEMPLATE_BYTES:
+        raise UnsupportedError(
+            f"The chat template is larger than {MAX_TEMPLATE_BYTES:,} bytes.", hint="Use a model with a smaller one."
+        )
+    environment = _cached_compile_jinja_template("").environment
+    environment.optimized = False
+    environment.globals["strftime_now"] = _frozen(day)
     try:
-        program = _cached_compile_jinja_template(template)
-    except (TemplateError, RecursionError) as error:
+        return environment.from_string(template)
+    except (TemplateError, RecursionError, SyntaxError, MemoryError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
         raise UnsupportedError(f"The chat template is none: {reason}", hint="Correct it.") from error
-    program.globals["strftime_now"] = _frozen(day)
-    return program
 
 
 def _frozen(day: date) -> Callable[[str], str]:
