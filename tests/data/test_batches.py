@@ -152,7 +152,7 @@ def test_a_row_that_is_too_long_is_refused_with_its_tokens_and_the_limit() -> No
     with pytest.raises(RowProblem) as caught:
         truncate(example([5] * 1532, [0] * 1531 + [1]), 1024, "error")
     assert str(caught.value) == "line 2: 1,532 tokens, more than batch.sequence_length, 1,024."
-    assert (caught.value.line, "data.truncation: right" in str(caught.value.hint)) == (2, True)
+    assert (caught.value.line, "data.truncation (--truncation): right" in str(caught.value.hint)) == (2, True)
 
 
 @given(examples(), st.integers(1, 12))
