@@ -45,6 +45,7 @@ def test_text_says_what_is_learnt_and_what_to_know(check) -> None:
     assert "3 rows: 1 instruction, 2 conversations; 1 blank line, 0 rows dropped." in lines
     assert "data.supervision is assistant_only, the answers alone." in " ".join(lines.split())
     assert "- 1 row of which the chat template changes white space" in lines
+    assert "- 1 instruction row in foretune's own form (### Instruction: ...), not in the" in lines
     assert "- 1 row whose own text holds what the tokenizer takes for control tokens." in lines
     assert "loss  Over there, on the left.</s>" in lines
     assert "loss  Hi \\x1b[2J there.<|im_end|>" in lines

@@ -67,6 +67,8 @@ class DataAnswer(Value, frozen=True, kw_only=True):
     """Class, and library with its version."""
     revision: str | None
     """The commit of the Hub that the tokenizer is from; None for a folder."""
+    has_chat_template: bool
+    """Whether conversations can be written; instruction rows have a form of their own."""
     template_date: str | None
     """The day that the chat template is told; None where it does not ask."""
     sequence_length: Annotated[int, Meta(ge=1)] | None
@@ -178,6 +180,7 @@ def _answer(config: TrainingConfig, asked: Preparation, found: PreparedRows) -> 
         model=files.name,
         tokenizer=found.facts["library"],
         revision=files.revision,
+        has_chat_template=found.facts["has_template"],
         template_date=asked.task.template_date.isoformat() if asks else None,
         sequence_length=limit,
         truncation=asked.truncation,

@@ -334,6 +334,11 @@ def _notices(answer: "DataAnswer") -> Iterator[str]:
     for number, what in counted:
         if number:
             yield f"{_count(number, 'row')} {what}"
+    if answer.has_chat_template and stats.num_instruction_rows:
+        yield (
+            f"{_count(stats.num_instruction_rows, 'instruction row')} in foretune's own form (### Instruction: ...), "
+            "not in the model's chat template; write messages for that."
+        )
     if 0 < stats.rows_with_bos < stats.num_rows:
         yield f"{_count(stats.rows_with_bos, 'row')} of {stats.num_rows:,} begin with BOS."
     if answer.template_date is not None:
