@@ -78,9 +78,7 @@ def write_rows(file: Path, *, num_rows: int | None = None, num_bytes: int = 0) -
 def ours(file: Path, folder: str, template: str, processes: int) -> tuple[float, DataAnswer]:
     settings = {"model.id": folder, "data.train": str(file), "data.supervision": "assistant_only"}
     start = time.perf_counter()
-    items = check_data(
-        build_config(settings).config, chat_template=template, is_limited=False, num_rows=0, workers=processes
-    )
+    items = check_data(build_config(settings).config, chat_template=template, num_rows=0, workers=processes)
     *_, answer = items
     assert isinstance(answer, DataAnswer)
     return time.perf_counter() - start, answer
