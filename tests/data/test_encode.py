@@ -784,3 +784,17 @@ def test_a_conversation_that_would_take_too_many_renderings_is_refused(monkeypat
 def test_tags_without_end_are_looked_at_in_no_time_to_speak_of() -> None:
     answer = "</" + "think" * 60_000 + " and more"
     assert encoded_by("words", made.TEMPLATES["trims"], "hi", answer).problem == ""
+
+
+def test_a_rendering_that_tags_change_is_refused_with_the_first_token() -> None:
+    class Watched(ModelTokenizer):
+        def render(self, messages: Sequence[Message], *, with_tags: bool = False, **options: Any) -> Rendering:
+            found = super().render(messages, with_tags=with_tags, **options)
+            return found._replace(text=found.text.replace("\n", " \n")) if with_tags else found
+
+    wrapped = Watched(made.made_tokenizer("words"), template=made.TEMPLATES["tags"], template_date=made.DAY)
+    for how in (ASSISTANT, TAGS_ONLY, REWRITE):
+        found = encoded(made.row_of("plain"), wrapped, how)
+        assert re.match(
+            r"line 7: the rendering with generation tags differs at token \d+ from the ordinary", found.problem
+        )

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 from unicodedata import normalize
 
 from foretune.data.rows import InstructionRow, Message, MessagesRow, Row, RowProblem
-from foretune.data.tokenizer import Encoding, TemplateProblem, Tokenizer, TokenizerFacts
+from foretune.data.tokenizer import Encoding, Rendering, TemplateProblem, Tokenizer, TokenizerFacts
 from foretune.data.turns import Span, Turn, locate_turns
 
 __all__ = [
@@ -198,15 +198,16 @@ def _conversation_text(row: MessagesRow, tokenizer: Tokenizer, settings: EncodeS
         raise RowProblem(line, reason, hint=hint, is_of_all=True)
     with_tags = facts.has_generation_tags and settings.supervision == "assistant_only"
     try:
-        plain = tokenizer.render(messages).text
-        tagged = tokenizer.render(messages, with_tags=True) if with_tags else None
+        rendered = tokenizer.render(messages, with_tags=with_tags)
     except TemplateProblem as problem:
         hint = "The template decides what it takes; change the row, or choose another model."
         message = f"the chat template refuses the row: {problem}"
         raise RowProblem(line, message, hint=hint, is_of_all=problem.is_of_all) from problem
+    # The marked renderings are ordinary ones: each turn that they prove proves the rendering with tags equal to them.
+    plain = rendered.text
     located = locate_turns(messages, plain, lambda marked: tokenizer.render(marked).text)
-    if not all(turn.is_kept for turn in located.turns):
-        _require_same(line, messages, plain, tokenizer)
+    if not all(turn.is_kept and turn.spans for turn in located.turns):
+        _require_same(line, messages, rendered, tokenizer)
     traits = Trait.MESSAGES | _control_trait((message.content for message in messages), facts)
     for turn, found in enumerate(located.turns, 1):
         if not found.is_kept:
@@ -220,11 +221,9 @@ def _conversation_text(row: MessagesRow, tokenizer: Tokenizer, settings: EncodeS
         for span in found.spans
         if message.role == "assistant"
     )
-    if tagged is not None:
-        if tagged.text != plain:
-            raise _differs(line, "the rendering with generation tags", tagged.text, plain, tokenizer)
+    if rendered.tagged is not None:
         _refuse_other_template(line, messages, plain, tokenizer, settings)
-        answers = _merged(tagged.tagged or ())
+        answers = _merged(rendered.tagged)
         if settings.spans == "verified":
             _verify_tags(line, messages, located.turns, plain, answers)
         return _Text(plain, answers, spoken, traits | Trait.TAGGED)
@@ -232,14 +231,18 @@ def _conversation_text(row: MessagesRow, tokenizer: Tokenizer, settings: EncodeS
     return _Text(plain, answers, spoken, traits if is_closed else traits | Trait.UNCLOSED)
 
 
-def _require_same(line: int, messages: Sequence[Message], text: str, tokenizer: Tokenizer) -> None:
+def _require_same(line: int, messages: Sequence[Message], rendered: Rendering, tokenizer: Tokenizer) -> None:
+    """Refuse a template that writes another text when it is asked again, or without looking at its tags."""
     try:
         again = tokenizer.render(messages).text
     except TemplateProblem:
         return
-    if again != text:
-        message = "the chat template writes the row otherwise each time it is asked."
-        raise RowProblem(line, message, hint="Use a template without chance in it.")
+    if again == rendered.text:
+        return
+    if rendered.tagged is not None:
+        raise _differs(line, "the rendering with generation tags", rendered.text, again, tokenizer)
+    message = "the chat template writes the row otherwise each time it is asked."
+    raise RowProblem(line, message, hint="Use a template without chance in it.")
 
 
 def _refuse_rewrite(line: int, turn: int, message: Message, found: Turn, settings: EncodeSettings) -> None:
