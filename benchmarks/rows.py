@@ -137,10 +137,12 @@ class Sampler(threading.Thread):
 
 
 def held_bytes(process: str) -> int:
+    """Return what a process holds, its part of shared pages (PSS)."""
     try:
-        return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * resource.getpagesize()
+        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
     except OSError:
         return 0
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
 
 
 def measure_memory(given: argparse.Namespace, place: Path) -> None:
@@ -154,7 +156,7 @@ def measure_memory(given: argparse.Namespace, place: Path) -> None:
     own, child = (resource.getrusage(who).ru_maxrss / 1024 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     print(
         f"{given.large:,} MiB, {num_rows:,} rows in {seconds:.0f} s, {given.processes} encoders: at most {own:.0f} MiB "
-        f"here, {child:.0f} MiB in an encoder, {sampler.peak_bytes / 2**20:.0f} MiB in all at once"
+        f"here, {child:.0f} MiB in an encoder, {sampler.peak_bytes / 2**20:.0f} MiB in all at once (PSS)"
     )
 
 
