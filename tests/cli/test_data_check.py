@@ -10,7 +10,7 @@ import pytest
 from data.made import TEMPLATES, made_tokenizer
 
 from foretune.api import rows
-from foretune.cli import data_check
+from foretune.cli import progress
 from foretune.runtime import preparation
 
 ROWS = [
@@ -207,7 +207,7 @@ def test_progress_is_shown_on_a_terminal_and_goes_again(check) -> None:
 
 
 def test_progress_elsewhere_is_a_line_now_and_then(check, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_check, "SECONDS_OF_SILENCE", 0.0)
+    monkeypatch.setattr(progress, "SECONDS_OF_SILENCE", 0.0)
     called = check("--preview", "0")
     assert called.err == "3 rows, 100% of the file\n"
 

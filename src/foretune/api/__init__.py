@@ -48,7 +48,7 @@ from foretune.values import Value
 if TYPE_CHECKING:
     import os
 
-    from foretune.api.rows import DataAnswer, Progress, RowPreview, check_data, prepare_data
+    from foretune.api.rows import DataAnswer, Progress, RowPreview, RowRun, check_data, prepare_data
     from foretune.contract import dump_config, json_schema
     from foretune.data import Lengths, read_lengths
     from foretune.devices import Detection, detect_devices
@@ -83,6 +83,7 @@ __all__ = [
     "Recommendation",
     "Refusal",
     "RowPreview",
+    "RowRun",
     "ScoreReport",
     "StackProfile",
     "Timeline",
@@ -587,7 +588,7 @@ def __getattr__(name: str) -> Any:
         from foretune import data
 
         return getattr(data, name)
-    if name in ("DataAnswer", "Progress", "RowPreview", "check_data", "prepare_data"):
+    if name in ("DataAnswer", "Progress", "RowPreview", "RowRun", "check_data", "prepare_data"):
         from foretune.api import rows
 
         return getattr(rows, name)

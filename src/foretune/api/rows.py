@@ -34,10 +34,17 @@ from foretune.runtime.libraries import require_text_libraries
 from foretune.runtime.preparation import Preparation, PreparedRows, Progress, prepare_rows
 from foretune.values import Value
 
-__all__ = ["DataAnswer", "Progress", "RowPreview", "check_data", "prepare_data"]
+__all__ = ["DataAnswer", "Progress", "RowPreview", "RowRun", "check_data", "prepare_data"]
 
 HASHED_AT_ONCE = 1 << 16
 Count = Annotated[int, Meta(ge=0)]
+
+
+class RowRun(Value, frozen=True, kw_only=True):
+    """Neighbouring tokens that carry loss, or do not."""
+
+    text: str
+    is_supervised: bool
 
 
 class RowPreview(Value, frozen=True, kw_only=True):
@@ -49,13 +56,12 @@ class RowPreview(Value, frozen=True, kw_only=True):
     ids: tuple[int, ...]
     labels: tuple[int, ...]
     """Each token's id where it carries loss, else -100; a model shifts them by one."""
-    runs: tuple[tuple[str, bool], ...]
-    """The text in runs of tokens that carry loss or do not."""
+    runs: tuple[RowRun, ...]
 
     @property
     def supervised(self) -> tuple[str, ...]:
         """The texts that carry loss."""
-        return tuple(text for text, is_supervised in self.runs if is_supervised)
+        return tuple(run.text for run in self.runs if run.is_supervised)
 
 
 class DataAnswer(Value, frozen=True, kw_only=True):
@@ -218,5 +224,8 @@ def _preview(
         text=detail.text,
         ids=tuple(cut.ids),
         labels=tuple(labels_of(cut, config.data.supervision)),
-        runs=tuple(runs_of(mask, shown, found.facts["eos_text"])),
+        runs=tuple(
+            RowRun(text=text, is_supervised=is_supervised)
+            for text, is_supervised in runs_of(mask, shown, found.facts["eos_text"])
+        ),
     )

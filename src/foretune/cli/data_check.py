@@ -1,24 +1,24 @@
 """`foretune data check`: what a file of rows holds, and which of its tokens a model would learn from."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from time import monotonic
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from foretune.cli.commands import Command, Example, completes, option
+from foretune.cli.files import require_svg, write_new
+from foretune.cli.options import model_ids
 from foretune.cli.output import Reply
-from foretune.cli.terminal import Terminal, escape, standard_streams, wrapped
+from foretune.cli.progress import watched
+from foretune.cli.terminal import Terminal, escape, wrapped
 from foretune.errors import ConfigError
 
 if TYPE_CHECKING:
-    from foretune.api import DataAnswer, Progress, RowPreview
+    from foretune.api import DataAnswer, RowPreview
     from foretune.contract import LoadedConfig
 
-__all__ = ["check_command", "watched"]
+__all__ = ["check_command"]
 
-SECONDS_OF_SILENCE = 30.0
-"""After which a run whose stderr is no terminal says how far it is."""
 MAX_RUN = 400
 """Characters of a run that a preview shows."""
 
@@ -43,12 +43,6 @@ STRADDLED = (
 )
 
 
-def _ids() -> Sequence[str]:
-    from foretune.models import list_models
-
-    return [entry.id for entry in list_models()]
-
-
 @click.command(
     cls=Command,
     name="check",
@@ -69,7 +63,7 @@ def _ids() -> Sequence[str]:
     "--model",
     group="Model",
     metavar="ID|PATH",
-    shell_complete=completes(_ids),
+    shell_complete=completes(model_ids),
     help="Whose tokenizer: catalogue or hub id, or a folder with tokenizer.json.",
 )
 @option("--revision", group="Model", metavar="REV", help="Branch, tag or commit of the hub.")
@@ -156,12 +150,9 @@ def check_command(**given: Any) -> Reply:
     needed. Without --config and --seq-len rows may have any length.
     """
     from foretune import api
-    from foretune.cli.files import require_new, write_new
 
     if given["plot"] is not None:
-        if not given["plot"].lower().endswith(".svg"):
-            raise ConfigError("The plot is an SVG.", hint="Name it FILE.svg.", place=f"--plot {given['plot']}")
-        require_new(given["plot"])
+        require_svg(given["plot"])
     loaded = _configuration(given)
     has_limit = given["config"] is not None or loaded.origins["batch.sequence_length"].source != "default"
     answer = watched(
@@ -224,25 +215,6 @@ def _read_template(file: str) -> str:
         raise ConfigError(
             f"The chat template cannot be read: {reason}.", hint="Pass a Jinja file.", place=file
         ) from error
-
-
-def watched(items: "Iterable[Progress | Any]") -> Any:
-    """Show progress on stderr until the last item comes, and return that: on a terminal always, else now and then."""
-    from foretune.api import Progress
-
-    stderr = standard_streams()[1]
-    is_terminal, last, said = bool(stderr.isatty()), None, monotonic()
-    for item in items:
-        last = item
-        if not isinstance(item, Progress) or not (is_terminal or monotonic() - said > SECONDS_OF_SILENCE):
-            continue
-        said = monotonic()
-        text = f"{item.num_rows:,} rows, {item.num_bytes / max(item.total_bytes, 1):.0%} of the file"
-        stderr.write(f"\r{text}" if is_terminal else f"{text}\n")
-        stderr.flush()
-    if is_terminal:
-        stderr.write("\r\x1b[K")
-    return last
 
 
 def _document(answer: "DataAnswer", loaded: "LoadedConfig", *, with_rows: bool) -> dict[str, Any]:
@@ -349,7 +321,8 @@ def _draw_row(row: "RowPreview", terminal: Terminal) -> Iterator[str]:
     num_learnt = sum(label >= 0 for label in row.labels[1:])
     title = f"Line {row.line:,}: {_count(len(row.ids), 'token')}, {num_learnt:,} with loss"
     yield terminal.paint(title, "bold")
-    for text, is_learnt in row.runs:
+    for run in row.runs:
+        text, is_learnt = run.text, run.is_supervised
         shown = text if len(text) <= MAX_RUN else f"{text[: MAX_RUN // 2]} … {text[-MAX_RUN // 2 :]}"
         word = "loss  " if is_learnt else "      "
         for number, line in enumerate(wrapped(_written(shown) or " ", terminal, indent="        ")):

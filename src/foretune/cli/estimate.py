@@ -127,7 +127,7 @@ def _read_lengths(file: str) -> "Lengths":
 def _encoded_lengths(config: "TrainingConfig", file: str, *, offline: bool) -> "Lengths":
     """Encode a file of rows for their lengths."""
     from foretune import api
-    from foretune.cli.data_check import watched
+    from foretune.cli.progress import watched
 
     asked = config.with_(data=config.data.with_(train=os.path.abspath(file)))  # noqa: PTH100 - as in the contract
     found: Lengths = watched(api.prepare_data(asked, offline=offline)).lengths

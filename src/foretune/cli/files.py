@@ -9,7 +9,7 @@ from typing import Any
 
 from foretune.errors import ConfigError, ForetuneError
 
-__all__ = ["require_files", "require_new", "write_new"]
+__all__ = ["require_files", "require_new", "require_svg", "write_new"]
 
 
 def require_files(given: Mapping[str, Any], *names: str) -> None:
@@ -19,11 +19,17 @@ def require_files(given: Mapping[str, Any], *names: str) -> None:
         raise ConfigError(
             f"{' and '.join(files)}: one file, but several configurations.", hint="Give one --config FILE."
         )
-    plot = files.get("--plot")
-    if plot is not None and not plot.lower().endswith(".svg"):
-        raise ConfigError("The plot is an SVG.", hint="Name it FILE.svg.", place=f"--plot {plot}")
+    if "--plot" in files:
+        require_svg(files["--plot"])
     for file in files.values():
         require_new(file)
+
+
+def require_svg(file: str) -> None:
+    """Raise ConfigError where a plot cannot come to be, as `require_new`, or where it is not called an SVG."""
+    if not file.lower().endswith(".svg"):
+        raise ConfigError("The plot is an SVG.", hint="Name it FILE.svg.", place=f"--plot {file}")
+    require_new(file)
 
 
 def require_new(file: str) -> None:

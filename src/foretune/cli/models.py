@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from foretune.cli.commands import Command, Example, Group, LazyCommand, completes, option
+from foretune.cli.options import model_ids
 from foretune.cli.output import Reply
 from foretune.cli.terminal import Heading, Terminal, escape, table, wrapped
 
@@ -85,12 +86,6 @@ def _licence(text: str | None) -> str:
     return "?" if text is None else text if len(text) <= LICENCE_WIDTH else f"{text[: LICENCE_WIDTH - 1]}…"
 
 
-def _ids() -> Sequence[str]:
-    from foretune.models import list_models
-
-    return [entry.id for entry in list_models()]
-
-
 @click.command(
     cls=Command,
     name="show",
@@ -99,7 +94,7 @@ def _ids() -> Sequence[str]:
         Example("For a script: .total_params", "foretune models show Qwen/Qwen2.5-0.5B --offline --json"),
     ],
 )
-@click.argument("model", metavar="ID|PATH", shell_complete=completes(_ids))
+@click.argument("model", metavar="ID|PATH", shell_complete=completes(model_ids))
 @option("--revision", group="Choice", metavar="REV", help="Branch, tag or commit of the hub.")
 @option("--offline", group="Choice", is_flag=True, help="Never ask the hub; catalogue, paths and cache only.")
 def show_command(model: str, revision: str | None, offline: bool) -> Reply:

@@ -8,12 +8,13 @@ import click
 
 from foretune.cli.commands import completes, option
 
-__all__ = ["DEFAULT_STACK", "asking_options", "plot_option", "request_options"]
+__all__ = ["DEFAULT_STACK", "asking_options", "model_ids", "plot_option", "request_options"]
 
 DEFAULT_STACK = "foretune"
 
 
-def _model_ids() -> Sequence[str]:
+def model_ids() -> Sequence[str]:
+    """List what `--model` completes to."""
     from foretune.models import list_models
 
     return [entry.id for entry in list_models()]
@@ -42,7 +43,7 @@ REQUEST: tuple[Callable[[Any], Any], ...] = (
         "--model",
         group="Model",
         metavar="ID|PATH",
-        shell_complete=completes(_model_ids),
+        shell_complete=completes(model_ids),
         help="Catalogue or hub id, or the path of a config.json or its folder.",
     ),
     option("--revision", group="Model", metavar="REV", help="Branch, tag or commit of the hub."),

@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterable
+from hashlib import file_digest, sha256
 from pathlib import Path
 from time import time
 from typing import Any
@@ -21,8 +22,6 @@ __all__ = ["cache_folder", "digest_file", "prune_stores", "store_place"]
 
 MAX_BYTES = 20 << 30
 """What stores may take in all; the ones that were used longest ago go first."""
-
-
 DRAFT_SECONDS = 86400.0
 """After which a draft was left by a process that ended."""
 
@@ -41,14 +40,12 @@ def cache_folder() -> Path:
 
 def digest_file(file: str) -> str:
     """Return the SHA-256 of a file. Raises DataError where it cannot be read."""
-    import hashlib
-
     try:
         if Path(file).is_fifo() or Path(file).is_char_device():
             message = "It is no regular file, and the rows are read more than once."
             raise DataError(message, hint="Write them to a file first.", place=file)
         with open(file, "rb") as stream:  # noqa: PTH123 - the path may be any text
-            return hashlib.file_digest(stream, "sha256").hexdigest()
+            return file_digest(stream, "sha256").hexdigest()
     except (OSError, ValueError) as error:
         if isinstance(error, DataError):
             raise
@@ -57,9 +54,7 @@ def digest_file(file: str) -> str:
 
 def store_place(folder: Path, identity: Any) -> Path:
     """Return where the store of an identity (what msgspec encodes) is, or would be."""
-    import hashlib
-
-    return folder / "tokens" / hashlib.sha256(msgspec.json.encode(identity, order="sorted")).hexdigest()[:32]
+    return folder / "tokens" / sha256(msgspec.json.encode(identity, order="sorted")).hexdigest()[:32]
 
 
 def prune_stores(folder: Path, *, max_bytes: int = MAX_BYTES) -> None:

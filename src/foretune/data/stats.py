@@ -2,6 +2,7 @@
 
 from collections import Counter
 from hashlib import sha256
+from sys import byteorder
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -130,8 +131,6 @@ def supervised_mask(example: Example, supervision: Supervision) -> bytes:
 
 
 def _little_endian(example: Example) -> bytes:
-    from sys import byteorder
-
     ids = example.ids
     if byteorder == "big":
         ids = ids[:]

@@ -1,7 +1,7 @@
 """The process that reads, renders and tokenizes rows: `python -P -m foretune.runtime.encoder`.
 
 A chat template is a program that somebody else wrote. Here it runs in Transformers' sandbox, in a process of its own
-that has no network, a limit on memory and a limit on the time of one rendering; `encoding.py` starts it, feeds it
+that never asks the Hub, with a limit on memory and one on the time of a rendering; `encoding.py` starts it, feeds it,
 and ends it. Frames go both ways: eight bytes of length, then MessagePack.
 """
 

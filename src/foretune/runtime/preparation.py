@@ -75,8 +75,6 @@ class PreparedRows(NamedTuple):
     """Of the tokenizer."""
     details: list[tuple[Example, Detail]]
     """The first rows, whole."""
-    store: TokenStore | None
-    """All rows, whole; None where nothing is kept."""
     was_cached: bool
 
 
@@ -92,7 +90,6 @@ def prepare_rows(asked: Preparation) -> Iterator[Progress | PreparedRows]:
     was_cached = store is not None
     if store is None:
         yield from _encode(asked, counted, contents)
-        store = _kept(asked, contents)
     else:
         yield from _recall(asked, counted, store)
         _require_unchanged(asked, contents)
@@ -102,7 +99,6 @@ def prepare_rows(asked: Preparation) -> Iterator[Progress | PreparedRows]:
         row_lengths=counted.row_lengths,
         facts=counted.facts,
         details=counted.details,
-        store=store,
         was_cached=was_cached,
     )
 

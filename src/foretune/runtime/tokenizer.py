@@ -95,16 +95,16 @@ class ModelTokenizer:
         self, messages: Sequence[Message], *, with_tags: bool = False, add_generation_prompt: bool = False
     ) -> Rendering:
         """Write a conversation by the chat template, in Transformers' sandbox. Raises TemplateProblem."""
-        return self._render(self._template, messages, with_tags, add_generation_prompt)
+        return self._render(self._template, messages, with_tags=with_tags, add_generation_prompt=add_generation_prompt)
 
     def render_own(self, messages: Sequence[Message]) -> str | None:
         """Write it by the tokenizer's own template where another is tried; None where there is no other."""
         if self._own_template is None or self._own_template == self._template:
             return None
-        return self._render(self._own_template, messages, False, False).text
+        return self._render(self._own_template, messages, with_tags=False, add_generation_prompt=False).text
 
     def _render(
-        self, template: str | None, messages: Sequence[Message], with_tags: bool, add_generation_prompt: bool
+        self, template: str | None, messages: Sequence[Message], *, with_tags: bool, add_generation_prompt: bool
     ) -> Rendering:
         from transformers.utils.chat_template_utils import _render_with_assistant_indices
 
