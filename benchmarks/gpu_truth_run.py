@@ -372,11 +372,11 @@ class Run:
             self.meter.suffix = "" if update == 0 else " (later)"
             run_update(self.step, self.batches(steps), num_targets, self.optimizer, settings, self.trained)
 
-    def batches(self, steps: int) -> Iterator[tuple[Any, Any]]:
+    def batches(self, steps: int) -> Iterator[tuple[Any, Any, None]]:
         """Make each microstep's batch when it is asked for; afterwards the optimizer's phase begins."""
         for _ in range(steps):
             self.meter.enter(f"forward{self.meter.suffix}")
-            yield self.batch()
+            yield (*self.batch(), None)  # no positions: rows are not packed
         self.meter.enter(f"optimizer{self.meter.suffix}")
 
     def batch(self) -> tuple[Any, Any]:

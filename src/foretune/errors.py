@@ -4,9 +4,16 @@
     +-- ConfigError(ValueError)                2   unknown field, bad value, contradiction
     |     +-- UnsupportedError                 2   valid, but not qualified (says what is)
     +-- ModelAccessError                       4   missing token, not granted, not found, offline
-    +-- DataError(ValueError)                5   file and line of the row
+    +-- DataError(ValueError)                  5   file and line of the row
+    +-- OutOfMemoryError                       6   phase and request, and what would need less
     +-- MissingDependencyError(ImportError)    7   names the extra to install
-    +-- EvidenceError(ValueError)              9   unreadable observations; file, line and cause
+    +-- RunDirectoryError                      8   the run's folder is busy or not empty
+    +-- EvidenceError(ValueError)              9   unreadable observations or records; file, line and cause
+    +-- RunError(RuntimeError)                10   a run failed; `record` is the path of its record
+          +-- VerificationError               11   what runs differs from what was asked for
+          +-- NonFiniteLossError              12   a loss or a gradient that is no number
+          +-- SaveError                       13   disk full, read-only, or what was written is not whole
+          +-- InterruptedRunError            130   Ctrl-C; 143 where it was SIGTERM
 
 An error says where, what was got, why it cannot work and what to do. A command that finds several problems
 reports them all at once: `problems` holds one entry for each.
@@ -19,10 +26,17 @@ __all__ = [
     "DataError",
     "EvidenceError",
     "ForetuneError",
+    "InterruptedRunError",
     "MissingDependencyError",
     "ModelAccessError",
+    "NonFiniteLossError",
+    "OutOfMemoryError",
     "Problem",
+    "RunDirectoryError",
+    "RunError",
+    "SaveError",
     "UnsupportedError",
+    "VerificationError",
 ]
 
 
@@ -47,6 +61,8 @@ class ForetuneError(Exception):
 
     code = "error"
     exit_code = 1
+    record: str | None = None
+    """The path of the run's record, where the error ended a run."""
 
     def __init__(
         self,
@@ -70,13 +86,14 @@ class ForetuneError(Exception):
 
     def as_json(self) -> dict[str, Any]:
         """Return the object that `--json` prints under `error`."""
-        return {
+        told = {
             "code": self.code,
             "message": self.message,
             "hint": self.hint,
             "exit_code": self.exit_code,
             "problems": [problem._asdict() for problem in self.problems],
         }
+        return told if self.record is None else {**told, "record": self.record}
 
 
 class ConfigError(ForetuneError, ValueError):
@@ -118,3 +135,55 @@ class EvidenceError(ForetuneError, ValueError):
 
     code = "evidence"
     exit_code = 9
+
+
+class OutOfMemoryError(ForetuneError):
+    """The device, or the machine, has no more memory."""
+
+    code = "oom"
+    exit_code = 6
+    phase: str | None = None
+    requested_bytes: int | None = None
+    """What was asked for last; None: not told. No peak is known: the request that failed is in none."""
+
+
+class RunDirectoryError(ForetuneError):
+    """The folder of a run is busy or not empty, or there is no run in it."""
+
+    code = "run-folder"
+    exit_code = 8
+
+
+class RunError(ForetuneError, RuntimeError):
+    """A run failed, through no fault of the request."""
+
+    code = "runtime"
+    exit_code = 10
+
+
+class VerificationError(RunError):
+    """What runs differs from what was asked for."""
+
+    code = "verification"
+    exit_code = 11
+
+
+class NonFiniteLossError(RunError):
+    """A loss, or the norm of the gradients, is no finite number."""
+
+    code = "non-finite"
+    exit_code = 12
+
+
+class SaveError(RunError):
+    """An artifact or a checkpoint could not be written whole."""
+
+    code = "save"
+    exit_code = 13
+
+
+class InterruptedRunError(RunError):
+    """A run was stopped from outside."""
+
+    code = "interrupted"
+    exit_code = 130

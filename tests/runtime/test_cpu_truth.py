@@ -229,7 +229,7 @@ def padded_batch(config: TrainingConfig) -> Batch:
     size = config.batch.micro_batch_size, config.batch.sequence_length
     ids_BS, targets_BS = torch.randint(VOCABULARY, size), torch.randint(VOCABULARY, size)
     targets_BS[:, size[1] * 2 // 3 :] = IGNORED
-    return ids_BS, targets_BS
+    return Batch(ids_BS, targets_BS)
 
 
 def read(tree: list[Any]) -> Measured:

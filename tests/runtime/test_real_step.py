@@ -16,7 +16,7 @@ from foretune.runtime.load import build_model, model_config
 from foretune.runtime.loss import IGNORED, liger_loss_sum, probe_head_map
 from foretune.runtime.optimizer import make_optimizer
 from foretune.runtime.step import TrainingStep
-from foretune.runtime.update import Batch, count_targets, run_update
+from foretune.runtime.update import Batch, run_update
 
 VOCABULARY = 199
 COMMON: dict[str, Any] = {
@@ -79,14 +79,20 @@ def padded(rows: list[Tensor], num_unsupervised: int = 0) -> Batch:
     for number, row in enumerate(rows):
         ids_BS[number, : len(row)] = row
         targets_BS[number, num_unsupervised : len(row) - 1] = row[num_unsupervised + 1 :]
-    return ids_BS, targets_BS
+    return Batch(ids_BS, targets_BS)
+
+
+def count_targets(batches: list[Batch]) -> int:
+    return sum(int((batch.targets_BS != IGNORED).sum()) for batch in batches)
 
 
 def update_with(step: TrainingStep, batches: list[Batch], num_updates: int = 3) -> list[float]:
     """Train on the same batches; returns the mean loss of each update."""
     trained = [parameter for parameter in step.model.parameters() if parameter.requires_grad]
     optimizer, num_targets = make_optimizer(SETTINGS, trained), count_targets(batches)
-    return [sum(run_update(step, batches, num_targets, optimizer, SETTINGS, trained)) for _ in range(num_updates)]
+    return [
+        sum(run_update(step, batches, num_targets, optimizer, SETTINGS, trained).losses) for _ in range(num_updates)
+    ]
 
 
 # -- against Transformers
@@ -97,7 +103,7 @@ def test_the_losses_and_weights_of_twenty_updates_are_the_stock_trainers(tmp_pat
     losses: list[float] = []
 
     def collate(rows: list[Tensor]) -> dict[str, Tensor]:
-        ids_BS, _ = padded(rows)
+        ids_BS = padded(rows).input_ids_BS
         labels_BS = ids_BS.where(ids_BS != 0, IGNORED)
         seen.append((ids_BS, labels_BS))
         return {"input_ids": ids_BS, "labels": labels_BS}
@@ -134,8 +140,8 @@ def test_the_losses_and_weights_of_twenty_updates_are_the_stock_trainers(tmp_pat
     own = []
     for ids_BS, labels_BS in seen[:NUM_TRAINER_UPDATES]:
         targets_BS = nn.functional.pad(labels_BS[:, 1:], (0, 1), value=IGNORED)
-        batches = [(ids_BS, targets_BS)]
-        own += run_update(step, batches, count_targets(batches), optimizer, SETTINGS, trained)
+        batches = [Batch(ids_BS, targets_BS)]
+        own += run_update(step, batches, count_targets(batches), optimizer, SETTINGS, trained).losses
     assert own == pytest.approx(losses, rel=1e-5)
     for mine, theirs in zip(trained, stock.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)
@@ -143,9 +149,9 @@ def test_the_losses_and_weights_of_twenty_updates_are_the_stock_trainers(tmp_pat
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_summed_loss_and_its_gradients_are_the_models_own(name: str) -> None:
-    ids_BS, targets_BS = padded(rows_of([9, 14]), num_unsupervised=2)
+    ids_BS, targets_BS, _ = padded(rows_of([9, 14]), num_unsupervised=2)
     step, stock = real_step(name), real_model(name)
-    loss = step(ids_BS, targets_BS) / count_targets([(ids_BS, targets_BS)])
+    loss = step(ids_BS, targets_BS) / count_targets([Batch(ids_BS, targets_BS)])
     loss.backward()
     labels_BS = nn.functional.pad(targets_BS[:, :-1], (1, 0), value=IGNORED)
     expected = stock(input_ids=ids_BS, labels=labels_BS).loss

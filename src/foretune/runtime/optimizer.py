@@ -44,7 +44,8 @@ def make_optimizer(
     return kind(trained, **shared)
 
 
-def clip_gradients(settings: OptimizerSettings, parameters: Iterable[nn.Parameter]) -> None:
-    """Clip the global norm of the gradients, if the settings ask for it."""
-    if settings.max_grad_norm is not None:
-        nn.utils.clip_grad_norm_(parameters, settings.max_grad_norm)
+def clip_gradients(settings: OptimizerSettings, parameters: Iterable[nn.Parameter]) -> float | None:
+    """Clip the global norm of the gradients, if the settings ask for it. Returns the norm before that."""
+    if settings.max_grad_norm is None:
+        return None
+    return nn.utils.clip_grad_norm_(parameters, settings.max_grad_norm).item()

@@ -36,15 +36,18 @@ class TrainingStep(nn.Module):
                 field="loss",
             )
 
-    def forward(self, input_ids_BS: Tensor, targets_BS: Tensor) -> Tensor:
+    def forward(self, input_ids_BS: Tensor, targets_BS: Tensor, position_ids_BS: Tensor | None = None) -> Tensor:
         """Return the summed loss of the batch, a scalar in fp32. `targets_BS` are shifted by one already.
 
-        No attention mask is passed: rows are padded on the right, where a causal model never looks.
+        No attention mask is passed: rows are padded on the right, where a causal model never looks. Packed rows come
+        with positions that begin at 0 for each example; Transformers keeps examples apart by them only where there is
+        neither a mask nor a cache (masking_utils.py, find_packed_sequence_indices).
         """
+        positions = {} if position_ids_BS is None else {"position_ids": position_ids_BS}
         if self.head_map is None:
-            return token_loss_sum(self.model(input_ids=input_ids_BS, use_cache=False).logits, targets_BS)
+            return token_loss_sum(self.model(input_ids=input_ids_BS, use_cache=False, **positions).logits, targets_BS)
         backbone: Any = getattr(self.base, self.base.base_model_prefix)
-        hidden_BSH = backbone(input_ids=input_ids_BS, use_cache=False).last_hidden_state
+        hidden_BSH = backbone(input_ids=input_ids_BS, use_cache=False, **positions).last_hidden_state
         head: Any = self.base.get_output_embeddings()
         if self.fused_loss is not None:
             hidden_TH = hidden_BSH.view(-1, hidden_BSH.shape[-1])

@@ -1,24 +1,43 @@
 """One optimizer update: microsteps accumulated by the token-weighted sum of the whole update."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from foretune.contract import OptimizerSettings
-from foretune.runtime.loss import IGNORED
+from foretune.errors import NonFiniteLossError
 from foretune.runtime.optimizer import clip_gradients
 from foretune.runtime.step import TrainingStep
 
-__all__ = ["Batch", "count_targets", "run_update"]
-
-Batch = tuple[Tensor, Tensor]
-"""Token ids and shifted targets, both [B, S] int64."""
+__all__ = ["Batch", "Update", "run_update"]
 
 
-def count_targets(batches: Iterable[Batch]) -> int:
-    """Count the tokens that carry loss."""
-    return sum(int((targets_BS != IGNORED).sum()) for _, targets_BS in batches)
+class Batch(NamedTuple):
+    """A micro batch on the device."""
+
+    input_ids_BS: Tensor
+    targets_BS: Tensor
+    """Shifted by one: what each place is to predict, IGNORED where it carries no loss."""
+    position_ids_BS: Tensor | None = None
+    """Given for packed rows: from 0 for each example."""
+
+
+class Update(NamedTuple):
+    """What an update gave."""
+
+    losses: list[float]
+    """Each microstep's share of the mean loss; their sum is the mean over all tokens that carry loss."""
+    gradient_norm: float | None
+    """Before clipping; None: nothing is clipped, so it was not computed."""
+    was_skipped: bool = False
+    """The loss scale was too large for fp16 and was halved; no weight moved."""
+
+
+def _unwatched(_: str) -> None:
+    """Nobody asks which phase it is."""
 
 
 def run_update(
@@ -28,19 +47,60 @@ def run_update(
     optimizer: torch.optim.Optimizer,
     settings: OptimizerSettings,
     trained: list[nn.Parameter],
-) -> list[float]:
-    """Run the microsteps of one update and apply it. Returns each microstep's share of the mean loss.
+    *,
+    scaler: torch.amp.GradScaler | None = None,
+    enter: Callable[[Literal["backward", "optimizer"]], None] = _unwatched,
+) -> Update:
+    """Run the microsteps of one update and apply it.
 
     Every microstep's summed loss is divided by the tokens of the whole update, so that accumulation equals the
-    large batch whatever the rows are.
+    large batch whatever the rows are. `scaler` is for fp16, whose small gradients vanish without it. `enter` is told
+    when backward and the optimizer begin. Raises NonFiniteLossError before any weight is changed.
     """
     losses = []
-    for input_ids_BS, targets_BS in batches:
-        loss = step(input_ids_BS, targets_BS)
-        (loss / num_targets).backward()
-        losses.append(loss.item() / num_targets)
-        del loss, input_ids_BS, targets_BS
-    clip_gradients(settings, trained)
+    for input_ids_BS, targets_BS, position_ids_BS in batches:
+        loss = step(input_ids_BS, targets_BS, position_ids_BS)
+        enter("backward")
+        scaled = loss / num_targets
+        (scaled if scaler is None else scaler.scale(scaled)).backward()
+        del scaled
+        losses.append(_finite(loss.item() / num_targets, "loss"))
+        del loss, input_ids_BS, targets_BS, position_ids_BS
+    enter("optimizer")
+    if scaler is not None:
+        return _scaled_update(losses, scaler, optimizer, settings, trained)
+    norm = clip_gradients(settings, trained)
+    if norm is not None:
+        _finite(norm, "norm of the gradients")
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return losses
+    return Update(losses, norm)
+
+
+def _scaled_update(
+    losses: list[float],
+    scaler: torch.amp.GradScaler,
+    optimizer: torch.optim.Optimizer,
+    settings: OptimizerSettings,
+    trained: list[nn.Parameter],
+) -> Update:
+    """Apply scaled gradients; where one overflowed, the scaler skips the update and halves its scale."""
+    scaler.unscale_(optimizer)
+    norm = clip_gradients(settings, trained)
+    before = scaler.get_scale()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad(set_to_none=True)
+    was_skipped = scaler.get_scale() < before
+    if not was_skipped and norm is not None:
+        _finite(norm, "norm of the gradients")
+    return Update(losses, None if was_skipped else norm, was_skipped)
+
+
+def _finite(value: float, what: str) -> float:
+    if math.isfinite(value):
+        return value
+    raise NonFiniteLossError(
+        f"The {what} is {value}, which teaches nothing.",
+        hint="Lower optimizer.learning_rate, or look at the rows of this update; no weight was changed by it.",
+    )

@@ -195,7 +195,7 @@ class OwnRun:
         """Make each microstep's batch when it is asked for; afterwards the optimizer's phase begins."""
         for _ in range(self._num_microsteps()):
             self._begin_forward()
-            yield self._ids(), self._ids()
+            yield Batch(self._ids(), self._ids())
             self._count_gradients()
         self._begin_optimizer()
 
