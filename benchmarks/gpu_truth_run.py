@@ -74,7 +74,7 @@ def called_as(case: Case) -> Iterator[None]:
     from foretune.runtime.loss import token_loss_sum
     from foretune.runtime.step import TrainingStep
 
-    def forward(self: TrainingStep, input_ids_BS: Tensor, targets_BS: Tensor) -> Tensor:
+    def forward(self: TrainingStep, input_ids_BS: Tensor, targets_BS: Tensor, _: None) -> Tensor:
         mask_BS = torch.ones_like(input_ids_BS)
         mask_BS[0, -(case.tokens // 4) :] = 0
         return token_loss_sum(
