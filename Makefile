@@ -14,7 +14,7 @@ try: .venv/.core  ## the main job on an embedded default, in seconds
 test: lint  ## everything that must hold, without the network once .venv is there
 	$(BIN)/pytest -n 2 -q -m "not full and not gpu and not trl"
 
-full: lint  ## the same with the full counts
+full: lint .venv/.smollm2  ## the same with the full counts and a real small model
 	$(BIN)/pytest -n 2 -q -m "not gpu and not trl"
 
 trl: .venv/.dev  ## the trace of SFTTrainer against TRL itself, which is fetched
@@ -54,3 +54,7 @@ clean:
 	$(PIP) torch==$(TORCH)
 	$(PIP) -e '.[dev,train]'
 	touch .venv/.core $@
+
+.venv/.smollm2: .venv/.dev tests/smollm2.py # 93 MB, once per machine
+	$(BIN)/python tests/smollm2.py
+	touch $@

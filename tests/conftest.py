@@ -1,4 +1,4 @@
-"""What tests of several rooms use: one call of the command line, and no silent skips."""
+"""What tests of several rooms use: one call of the command line, a real small model, and no silent skips."""
 
 import io
 import json
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from smollm2 import kept_folder
 
 from foretune.cli.app import run
 
@@ -62,6 +63,19 @@ def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Calle
         return Called(code, out.text(), err.text())
 
     return invoke
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """Return the folder of a real small model (tests/smollm2.py), to be read only; for tests marked `full`."""
+    return kept_folder()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse a test that `make test` would run, where nothing makes the small model."""
+    for item in items:
+        if "smollm2" in getattr(item, "fixturenames", ()) and item.get_closest_marker("full") is None:
+            raise pytest.UsageError(f"{item.nodeid} takes smollm2, which is made for `make full`: mark it `full`.")
 
 
 @pytest.hookimpl(wrapper=True)
