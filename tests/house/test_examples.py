@@ -1,5 +1,6 @@
 """What the help and README show works as it stands."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import click
 import pytest
 from data.made import made_tokenizer
+from runs.made_run import conversation, write_config, write_rows
 
 from foretune.cli.app import root
 from foretune.cli.commands import Command, Group
@@ -48,10 +50,26 @@ def foretune_words(line: str) -> list[str]:
     return shlex.split(call[0])[1:]
 
 
+def prepare_run(call, words: list[str]) -> None:
+    """Make what the examples of `train` and `evaluate` are about: a configuration, or a run that ended."""
+    write_config(Path("run.yaml"), Path.cwd())
+    write_rows(Path("held-out.jsonl"), [conversation(number) for number in range(4)])
+    if words[0] == "evaluate" or "--resume" in words:
+        assert call("train", "run.yaml").code == 0
+    if "--resume" in words:
+        record = json.loads(Path("runs/first/record.json").read_text())
+        Path("runs/first/record.json").write_text(json.dumps({**record, "outcome": "interrupted"}))
+
+
 @pytest.mark.parametrize("line", help_examples())
 def test_help_example_runs(call, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = foretune_words(line)
+    if words[0] in ("train", "evaluate"):
+        prepare_run(call, words)
+        called = call(*words)
+        assert (called.code, bool(called.out)) == (0, True), called.err
+        return
     for name, text in FILES.items():
         Path(name).write_text(text)
     if "./model" in words:

@@ -27,6 +27,13 @@ SURFACE: dict[str, set[str]] = {
         *(REQUEST - {"--accept", "--explain"}), "--objective", "--max", "--devices", "--verify", "--plot",
     },
     "trace": {*REQUEST, "--why", "--events", "--plot"},
+    "train": {
+        "config", "--set", "--output", "--resume", "--dry-run", "--allow-infeasible", "--offline", "--workers",
+        "--no-cache",
+    },
+    "evaluate": {
+        "run", "--data", "--prompt", "--max-tokens", "--format", "--allow-other-format", "--offline", "--workers",
+    },
     "score": {"file", "--engine", "--rows", "--workers"},
     "data": set(),
     "data check": {

@@ -114,9 +114,9 @@ def test_a_trace_is_an_answer_of_its_own_kind_whose_components_add_up() -> None:
 def test_one_retained_tensor_in_the_step_moves_the_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     original, kept = TrainingStep.forward, []
 
-    def forward(self: TrainingStep, input_ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def forward(self: TrainingStep, *batch: torch.Tensor | None) -> torch.Tensor:
         kept.append(torch.empty(3 << 20, dtype=torch.uint8, device="meta"))
-        return original(self, input_ids, targets)
+        return original(self, *batch)
 
     before = trace_memory(config(), shape_of(SMALL), SMALL)
     monkeypatch.setattr(TrainingStep, "forward", forward)
@@ -155,7 +155,7 @@ def test_a_program_that_never_ends_is_refused_by_name(monkeypatch: pytest.Monkey
         trace_memory(config(), shape_of(SMALL), SMALL)
 
 
-@pytest.mark.parametrize("key", ["_attn_implementation_internal", "trust_remote_code", "_name_or_path"])
+@pytest.mark.parametrize("key", ["_attn_implementation_internal", "trust_remote_code", "_attn_implementation"])
 def test_config_keys_that_swap_internals_are_refused_before_anything_is_built(key: str) -> None:
     with pytest.raises(UnsupportedError, match=key):
         trace_memory(config(), shape_of(SMALL), {**SMALL, key: "eager"})

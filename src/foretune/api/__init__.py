@@ -48,7 +48,9 @@ from foretune.values import Value
 if TYPE_CHECKING:
     import os
 
+    from foretune.api.evaluation import EvaluationAnswer, Generation, evaluate
     from foretune.api.rows import DataAnswer, Progress, RowPreview, RowRun, check_data, prepare_data
+    from foretune.api.runs import RunPlanned, plan_training, train
     from foretune.contract import dump_config, json_schema
     from foretune.data import Lengths, read_lengths
     from foretune.devices import Detection, detect_devices
@@ -65,8 +67,10 @@ __all__ = [
     "Detection",
     "DeviceSpec",
     "EstimateAnswer",
+    "EvaluationAnswer",
     "Fit",
     "Frontier",
+    "Generation",
     "LengthNeed",
     "Lengths",
     "LengthsAnswer",
@@ -84,6 +88,7 @@ __all__ = [
     "Refusal",
     "RowPreview",
     "RowRun",
+    "RunPlanned",
     "ScoreReport",
     "StackProfile",
     "Timeline",
@@ -102,6 +107,7 @@ __all__ = [
     "estimate",
     "estimate_lengths",
     "estimate_timeline",
+    "evaluate",
     "find_device",
     "find_stack",
     "fingerprint",
@@ -111,6 +117,7 @@ __all__ = [
     "list_models",
     "load_config",
     "parse_config",
+    "plan_training",
     "prepare_data",
     "read_lengths",
     "recommend",
@@ -119,6 +126,7 @@ __all__ = [
     "resolve_model",
     "score",
     "trace",
+    "train",
     "verify",
 ]
 
@@ -347,7 +355,7 @@ def trace(
     with foreign_border(shape.id, config.attention) as remarks:
         from foretune.runtime.trace import trace_memory
 
-        traced = trace_memory(config, shape, _without_names(raw_config), device, stack=stack)
+        traced = trace_memory(config, shape, raw_config, device, stack=stack)
     fit = None
     if device is not None:
         fit = assess_fit(
@@ -528,11 +536,6 @@ def _traced(request: "Request") -> tuple[MemoryEstimate, Verdict | None]:
     return answer.estimate, answer.verdict
 
 
-def _without_names(raw_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what Transformers once wrote into a config.json about itself; it changes nothing about the model."""
-    return {key: value for key, value in raw_config.items() if key not in ("_name_or_path", "_commit_hash")}
-
-
 def find_stack(name: str) -> StackProfile:
     """Return the stack profile of that name; `installed` is foretune's own on the libraries of this machine.
 
@@ -592,6 +595,14 @@ def __getattr__(name: str) -> Any:
         from foretune.api import rows
 
         return getattr(rows, name)
+    if name in ("EvaluationAnswer", "Generation", "evaluate"):
+        from foretune.api import evaluation
+
+        return getattr(evaluation, name)
+    if name in ("RunPlanned", "plan_training", "train"):
+        from foretune.api import runs
+
+        return getattr(runs, name)
     if name in ("LengthNeed", "LengthsAnswer"):
         from foretune import needs
 

@@ -4,12 +4,13 @@ from array import array
 from collections.abc import Iterator
 from datetime import date
 from hashlib import sha256
+from pathlib import Path
 from sys import byteorder
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from foretune.contract import TrainingConfig
+from foretune.contract import BatchSettings, TrainingConfig
 from foretune.data import (
     DataStats,
     Detail,
@@ -34,7 +35,16 @@ from foretune.runtime.libraries import require_text_libraries
 from foretune.runtime.preparation import Preparation, PreparedRows, Progress, prepare_rows
 from foretune.values import Value
 
-__all__ = ["DataAnswer", "Progress", "RowPreview", "RowRun", "check_data", "prepare_data"]
+__all__ = [
+    "DataAnswer",
+    "Progress",
+    "RowPreview",
+    "RowRun",
+    "check_data",
+    "order_sha256",
+    "prepare_data",
+    "row_preparation",
+]
 
 HASHED_AT_ONCE = 1 << 16
 Count = Annotated[int, Meta(ge=0)]
@@ -115,14 +125,15 @@ def check_data(
         *_, answer = check_data(build_config({"model.id": "./tokenizer", "data.train": "rows.jsonl"}).config)
         answer.stats.supervised_share
     """
-    asked = _asked(
+    asked = row_preparation(
         config,
+        config.data.train,
         chat_template=chat_template,
         limit=limit,
         num_rows=num_rows,
         offline=offline,
         workers=workers,
-        use_cache=use_cache,
+        cache=cache_folder() if use_cache else None,
     )
     for item in prepare_rows(asked):
         if isinstance(item, Progress):
@@ -135,30 +146,30 @@ def prepare_data(
     config: TrainingConfig, *, offline: bool = False, workers: int | None = None, use_cache: bool = True
 ) -> Iterator[Progress | PreparedRows]:
     """Encode the rows of `data.train` whatever their length, for their lengths alone. Raises as `check_data`."""
-    asked = _asked(
-        config, chat_template=None, limit=None, num_rows=0, offline=offline, workers=workers, use_cache=use_cache
-    )
-    return prepare_rows(asked)
+    cache = cache_folder() if use_cache else None
+    return prepare_rows(row_preparation(config, config.data.train, offline=offline, workers=workers, cache=cache))
 
 
-def _asked(
+def row_preparation(
     config: TrainingConfig,
+    file: str | None,
     *,
-    chat_template: str | None,
-    limit: int | None,
-    num_rows: int | None,
-    offline: bool,
-    workers: int | None,
-    use_cache: bool,
+    chat_template: str | None = None,
+    limit: int | None = None,
+    num_rows: int | None = 0,
+    offline: bool = False,
+    workers: int | None = None,
+    cache: Path | None = None,
 ) -> Preparation:
+    """Say how a file of rows is encoded under a configuration. Raises as `check_data` before it reads a row."""
     data = config.data
-    if data.train is None:
+    if file is None:
         raise ConfigError("No file of rows is named.", hint="Pass FILE, or set data.train.", field="data.train")
     versions = require_text_libraries()
     files = resolve_tokenizer(config.model.id, revision=config.model.revision, offline=offline)
     day = date.today() if data.template_date is None else date.fromisoformat(data.template_date)
     task = EncodingTask(
-        file=data.train,
+        file=file,
         folder=files.folder,
         name=files.name,
         settings=EncodeSettings(data.supervision, data.spans, data.allow_template_rewrite),
@@ -172,7 +183,7 @@ def _asked(
         limit=limit,
         truncation=data.truncation,
         workers=workers or default_workers(),
-        cache=cache_folder() if use_cache else None,
+        cache=cache,
         num_details=num_rows,
     )
 
@@ -195,14 +206,19 @@ def _answer(config: TrainingConfig, asked: Preparation, found: PreparedRows) -> 
         packing=pack_rows(trained, limit or trained.longest),
         length_bins=bin_lengths(found.lengths),
         rows=tuple(_preview(example, detail, config, limit, found) for example, detail in found.details),
-        order_sha256=_order_sha256(config, limit, found),
+        order_sha256=_first_order(config, limit, found),
         was_cached=found.was_cached,
     )
 
 
-def _order_sha256(config: TrainingConfig, limit: int | None, found: PreparedRows) -> str:
+def _first_order(config: TrainingConfig, limit: int | None, found: PreparedRows) -> str:
     batch = config.batch.with_(sequence_length=limit or found.lengths.longest)
-    plan = plan_batches(found.row_lengths, batch, seed=config.seed, epoch=0)
+    return order_sha256(found.row_lengths, batch, config.seed)
+
+
+def order_sha256(lengths: "array[int]", batch: BatchSettings, seed: int) -> str:
+    """Return a SHA-256 of the first epoch's micro batches: which rows stand in which, and in what order."""
+    plan = plan_batches(lengths, batch, seed=seed, epoch=0)
     digest = sha256()
     for numbers in (plan.rows, plan.row_starts, plan.batch_starts):
         for start in range(0, len(numbers), HASHED_AT_ONCE):

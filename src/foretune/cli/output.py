@@ -20,6 +20,8 @@ class Reply(NamedTuple):
     exit_code: int = 0
     notes: tuple[str, ...] = ()
     """Said on stderr beside the text."""
+    is_event: bool = False
+    """A step on the way to an answer: told with `--json` alone; a person sees it as progress."""
 
 
 class Output:
@@ -54,10 +56,12 @@ class Output:
 
         Returns the exit code of the first failure, else the largest.
         """
-        failed, largest = 0, 0
-        for number, reply in enumerate(replies):
+        failed, largest, number = 0, 0, 0
+        for reply in replies:
             if isinstance(reply, ForetuneError):
                 failed = failed or self.fail(reply.as_json(), is_line=True)
+            elif reply.is_event and not self.is_json:
+                continue
             elif self.is_json:
                 self._write_document(_stamped(reply.schema, reply.document()), is_line=True)
                 self.stdout.flush()
@@ -65,6 +69,7 @@ class Output:
             else:
                 self.stdout.write("\n" if number else "")
                 largest = max(largest, self.answer(reply))
+                number += 1
         return failed or largest
 
     def fail(self, error: dict[str, Any], *, is_line: bool = False) -> int:

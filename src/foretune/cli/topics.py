@@ -17,10 +17,17 @@ EXIT_CODES: tuple[tuple[int, str], ...] = (
     (3, "The answer is no. Only with --check: does not fit, tight (unless --accept tight) or unknown."),
     (4, "The model's config cannot be had: token missing, access not granted, not found, offline."),
     (5, "The data cannot be read: no such file, nothing in it, or a line that is wrong."),
+    (6, "Out of memory. The message has the phase, the largest parts and the nearest changes."),
     (7, "A library is missing; the message has the install line."),
-    (9, "Observations cannot be read: no such file, no row in it, or a line that is none."),
-    (130, "Interrupted (Ctrl-C)."),
+    (8, "A run's folder is busy or not empty, or there is no run in it."),
+    (9, "Observations or a record cannot be read: no such file, no row in it, or a line that is none."),
+    (10, "A run failed. The message has the path of its record; so it is for the following three."),
+    (11, "What ran differs from what was asked for; nothing was handed over."),
+    (12, "A loss, or the norm of the gradients, was not finite."),
+    (13, "An artifact or a checkpoint could not be written whole; nothing partial was left."),
+    (130, "Interrupted (Ctrl-C); a run stops after its update with a checkpoint."),
     (141, "Whoever read stdout has closed it."),
+    (143, "A run was stopped by SIGTERM (129 by SIGHUP), as by Ctrl-C."),
 )
 
 TOPICS = ("exit-codes",)

@@ -136,6 +136,7 @@ class TokenStore:
     """A store that is there, read through memory maps."""
 
     def __init__(self, folder: Path, described: dict[str, Any]) -> None:
+        self.folder = folder
         self.meta: dict[str, Any] = described["meta"]
         """What was written beside the rows."""
         self._maps: list[mmap.mmap] = []

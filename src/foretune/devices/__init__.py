@@ -13,7 +13,7 @@ from foretune.devices.catalogue import (
 from foretune.devices.spec import DeviceSpec, MemoryHolder
 
 if TYPE_CHECKING:
-    from foretune.devices.detect import Detection, detect_devices
+    from foretune.devices.detect import Detection, detect_devices, system_memory
 
 __all__ = [
     "CatalogueEntry",
@@ -25,13 +25,14 @@ __all__ = [
     "find_device",
     "list_devices",
     "multiprocessors_like",
+    "system_memory",
     "with_free",
 ]
 
 
 def __getattr__(name: str) -> Any:
     """Import detection when it is first asked for."""
-    if name not in ("Detection", "detect_devices"):
+    if name not in ("Detection", "detect_devices", "system_memory"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from foretune.devices import detect
 

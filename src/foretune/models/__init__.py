@@ -28,6 +28,7 @@ from foretune.models.targets import (
     resolve_targets,
 )
 from foretune.models.tokenizers import TokenizerFiles, resolve_tokenizer
+from foretune.models.weights import StoredTensor, WeightFiles, fetch_weights, find_weights, read_safetensors_header
 
 __all__ = [
     "LITGPT_TYPES",
@@ -42,14 +43,19 @@ __all__ = [
     "ModelShape",
     "ParameterSpec",
     "Projection",
+    "StoredTensor",
     "TokenizerFiles",
     "Tower",
+    "WeightFiles",
     "adapted_params",
+    "fetch_weights",
+    "find_weights",
     "known_model_types",
     "list_models",
     "litgpt_shape",
     "lora_parameters",
     "quantizable_params",
+    "read_safetensors_header",
     "resolve_config",
     "resolve_model",
     "resolve_saved_modules",

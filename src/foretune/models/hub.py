@@ -24,6 +24,7 @@ __all__ = [
     "cached_snapshot",
     "fetch_config",
     "fetch_files",
+    "list_files",
     "published_parameters",
 ]
 
@@ -139,6 +140,25 @@ def fetch_files(id: str, revision: str | None, names: Sequence[str], needed: str
             hint="Check the network and the disk, or pass a folder that has them.",
             field="model",
         ) from None  # the cause may hold the request with its token
+
+
+def list_files(id: str, revision: str | None = None) -> tuple[str, tuple[str, ...]]:
+    """Ask for the commit of a revision and the names of its files. Raises ModelAccessError."""
+    wanted = revision or "main"
+    answer = _ask(id, f"api/models/{id}/revision/{wanted}", what="safetensors file")
+    _refuse_answer(id, wanted, answer, "safetensors file")
+    try:
+        found = msgspec.json.decode(answer.body, type=dict[str, Any])
+        commit, names = found["sha"], tuple(str(entry["rfilename"]) for entry in found["siblings"])
+    except (msgspec.MsgspecError, KeyError, TypeError):
+        commit, names = "", ()
+    if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
+        raise ModelOfflineError(
+            f"The Hub's answer about the files of {id} cannot be read.",
+            hint="Try again later, or pass a folder that has them.",
+            field="model",
+        )
+    return commit, names
 
 
 def _download(id: str, revision: str, names: Sequence[str]) -> str:

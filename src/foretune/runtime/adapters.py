@@ -1,7 +1,7 @@
 """LoRA by PEFT, as the contract asks for it: matrices in the dtype it names, no bias, no input gradients."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from unittest.mock import patch
 
@@ -9,8 +9,36 @@ import torch
 from torch import nn
 
 from foretune.contract import LoraSettings
+from foretune.models import ModelShape, Projection
 
-__all__ = ["attach_adapters"]
+__all__ = ["adapted_names", "attach_adapters", "freeze_towers"]
+
+
+def adapted_names(model: nn.Module, shape: ModelShape, adapted: Sequence[Projection]) -> list[str]:
+    """Return the full names of the linear layers that get an adapter, as the built model spells them.
+
+    The causal class of a model for text and images has its layers under another name than the checkpoint.
+    """
+    prefix = _layer_prefix(model, shape, {projection.name for projection in adapted})
+    return [f"{prefix}{layer}.{projection.name}" for projection in adapted for layer in projection.layers]
+
+
+def _layer_prefix(model: nn.Module, shape: ModelShape, wanted: set[str]) -> str:
+    last = shape.layer_prefix.rstrip(".").rpartition(".")[2]
+    found = set()
+    for name, _ in model.named_modules():
+        before, _, after = name.partition(f"{last}.0.")
+        if after in wanted:
+            found.add(f"{before}{last}.")
+    return shape.layer_prefix if shape.layer_prefix in found or len(found) != 1 else found.pop()
+
+
+def freeze_towers(model: nn.Module, shape: ModelShape) -> None:
+    """Freeze what stands beside the language model: it is loaded and not trained."""
+    frozen = {spec.name for tower in shape.towers for spec in tower.parameters}
+    for name, parameter in model.named_parameters():
+        if name in frozen:
+            parameter.requires_grad_(False)
 
 
 def attach_adapters(

@@ -6,16 +6,17 @@ Nothing here imports them, so that a failing import is caught too.
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from traceback import extract_tb
 
 from foretune.errors import ForetuneError, MissingDependencyError, UnsupportedError
 from foretune.runtime.libraries import INSTALL_LINE
 
-__all__ = ["foreign_border"]
+__all__ = ["LIBRARIES", "foreign_border", "foreign_place", "quietly"]
 
 _FOREIGN = ("transformers", "peft", "bitsandbytes")
+LIBRARIES = (*_FOREIGN, "torch", "safetensors", "tokenizers", "accelerate", "huggingface_hub")
 _LONGEST = 300
 
 
@@ -39,15 +40,9 @@ def foreign_border(model: str, attention: str) -> Iterator[list[str]]:
     Raises MissingDependencyError for a library that cannot be imported, UnsupportedError for what a model's own code
     raises when it is built or run without data. Our own mistakes pass.
     """
-    said, silence = _Listener(), _Listener()
     try:
-        with (
-            warnings.catch_warnings(),
-            _heard("transformers", said),
-            _heard("bitsandbytes", silence),
-        ):
-            warnings.simplefilter("ignore")
-            yield said.messages
+        with quietly() as said:
+            yield said
     except ForetuneError as error:
         if "does not support an attention implementation" not in error.message:
             raise
@@ -60,7 +55,7 @@ def foreign_border(model: str, attention: str) -> Iterator[list[str]]:
         name = (error.name or "a library").partition(".")[0]
         raise MissingDependencyError(f"{name} cannot be imported.", hint=f"Run: {INSTALL_LINE}") from error
     except Exception as error:
-        place = _foreign_place(error)
+        place = foreign_place(error)
         if place is None:
             raise
         reason = (str(error).strip().splitlines() or [""])[0][:_LONGEST]
@@ -68,6 +63,15 @@ def foreign_border(model: str, attention: str) -> Iterator[list[str]]:
             f"{model} cannot be run without data: {type(error).__name__}: {reason} ({place}).",
             hint="If Transformers trains this model, please report it with the config.json.",
         ) from error
+
+
+@contextmanager
+def quietly() -> Iterator[list[str]]:
+    """Run foreign code without its talk. Yields the list that Transformers' warnings are put in."""
+    said, silence = _Listener(), _Listener()
+    with warnings.catch_warnings(), _heard("transformers", said), _heard("bitsandbytes", silence):
+        warnings.simplefilter("ignore")
+        yield said.messages
 
 
 @contextmanager
@@ -82,10 +86,10 @@ def _heard(library: str, listener: logging.Handler) -> Iterator[None]:
         logger.handlers, logger.propagate = before
 
 
-def _foreign_place(error: BaseException) -> str | None:
-    """Return file and line of the innermost frame in a model's own code; None where there is none."""
+def foreign_place(error: BaseException, libraries: Sequence[str] = _FOREIGN) -> str | None:
+    """Return file and line of the innermost frame in libraries' code (a model's own); None where there is none."""
     for frame in reversed(extract_tb(error.__traceback__)):
         parts = frame.filename.replace(os.sep, "/").split("/site-packages/")
-        if len(parts) == 2 and parts[1].split("/")[0] in _FOREIGN:
+        if len(parts) == 2 and parts[1].split("/")[0] in libraries:
             return f"{parts[1]}:{frame.lineno}"
     return None

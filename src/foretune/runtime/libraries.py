@@ -11,6 +11,7 @@ __all__ = [
     "DATA_INSTALL_LINE",
     "INSTALL_LINE",
     "TESTED",
+    "all_versions",
     "installed_versions",
     "libraries_for",
     "require_libraries",
@@ -50,6 +51,12 @@ TEXT_TESTED = {
 def installed_versions() -> dict[str, str | None]:
     """Return each library's version, None where it is not installed."""
     return {name: _version(name) for name in TESTED}
+
+
+def all_versions() -> dict[str, str]:
+    """Return the versions of everything of ours that is installed."""
+    found = {name: _version(name) for name in (*TESTED, "tokenizers", "jinja2", "safetensors")}
+    return {name: version for name, version in found.items() if version is not None}
 
 
 def libraries_for(config: TrainingConfig) -> tuple[str, ...]:

@@ -6,15 +6,28 @@ explicitly.
 
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers.utils.logging import disable_progress_bar
 
+from foretune.contract import PrecisionSettings, QuantizationSettings
 from foretune.errors import ConfigError, UnsupportedError
 
-__all__ = ["DTYPES", "build_model", "decoder_linears", "model_config"]
+__all__ = [
+    "DTYPES",
+    "Loaded",
+    "build_model",
+    "decoder_linears",
+    "eight_bit_layers",
+    "fix_compute_dtype",
+    "four_bit_layers",
+    "load_model",
+    "model_config",
+]
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -24,9 +37,16 @@ embedding's weight, as it is in the checkpoint."""
 
 _PRODUCTS = ("Linear", "FalconLinear")
 """Classes that are a product with a weight and no more."""
-_LEFT_OUT = frozenset(
-    {"architectures", "auto_map", "dtype", "quantization_config", "torch_dtype", "transformers_version"}
-)
+_NAMES = frozenset({"_name_or_path", "_commit_hash"})
+"""What Transformers wrote into a config about itself; it changes nothing about the model."""
+_LEFT_OUT = _NAMES | {
+    "architectures",
+    "auto_map",
+    "dtype",
+    "quantization_config",
+    "torch_dtype",
+    "transformers_version",
+}
 
 
 def model_config(config: Mapping[str, Any], *, attention: str) -> PretrainedConfig:
@@ -35,13 +55,13 @@ def model_config(config: Mapping[str, Any], *, attention: str) -> PretrainedConf
     Raises UnsupportedError for keys that could run code and for types without a class, ConfigError where
     Transformers refuses the values.
     """
-    refused = [key for key in config if key.startswith("_") or key == "trust_remote_code"]
+    refused = _refused_keys(config)
     if refused:
         raise UnsupportedError(
             f"The config sets {', '.join(sorted(refused))}, which can swap internals or run code.",
             hint="Remove these keys.",
         )
-    fields = {key: value for key, value in config.items() if key not in _LEFT_OUT}
+    fields = {key: _without_bookkeeping(value) for key, value in config.items() if key not in _LEFT_OUT}
     model_type = str(fields.pop("model_type", ""))
     try:
         made = AutoConfig.for_model(model_type, **fields)
@@ -57,6 +77,128 @@ def model_config(config: Mapping[str, Any], *, attention: str) -> PretrainedConf
         made.get_text_config().tie_word_embeddings = made.tie_word_embeddings
     made._attn_implementation = attention
     return made
+
+
+def _refused_keys(config: Mapping[str, Any]) -> list[str]:
+    """Return the keys that swap a model's internals or run code (CVE-2026-4372)."""
+    found = [key for key in config if (key.startswith("_") and key not in _NAMES) or key == "trust_remote_code"]
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            found += [f"{key}.{inner}" for inner in _dangerous(value)]
+    return found
+
+
+def _dangerous(part: Mapping[str, Any]) -> list[str]:
+    """Return the dangerous keys of a part of a config; what else begins with `_` there is bookkeeping, left out."""
+    found = [key for key in part if key.endswith("_internal") or key in ("trust_remote_code", "auto_map")]
+    for key, value in part.items():
+        if isinstance(value, Mapping):
+            found += [f"{key}.{inner}" for inner in _dangerous(value)]
+    return found
+
+
+def _without_bookkeeping(part: Any) -> Any:
+    if not isinstance(part, Mapping):
+        return part
+    return {key: _without_bookkeeping(value) for key, value in part.items() if not str(key).startswith("_")}
+
+
+class Loaded(NamedTuple):
+    """A base model with its weights."""
+
+    model: nn.Module
+    unused: tuple[str, ...]
+    """Names in the files that the class has no place for."""
+
+
+def load_model(
+    raw_config: Mapping[str, Any],
+    folder: Path,
+    *,
+    precision: PrecisionSettings,
+    quantization: QuantizationSettings | None,
+    attention: str,
+    device: str,
+) -> Loaded:
+    """Load a causal model from safetensors: no remote code, no network, each setting given and none tried twice.
+
+    Raises UnsupportedError where the files lack a weight of the class, RunError for what the loader says.
+    """
+    dtype = DTYPES[precision.dtype]
+    options: dict[str, Any] = {} if device == "cpu" else {"device_map": {"": torch.device(device, 0)}}
+    if quantization is not None:
+        options |= {"quantization_config": _quantization(quantization, precision), "device_map": {"": device}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        disable_progress_bar()
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            str(folder),
+            config=model_config(raw_config, attention=attention),
+            dtype=dtype,
+            attn_implementation=attention,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            **options,
+        )
+    model, told = loaded
+    missing = sorted(told["missing_keys"])
+    if missing:
+        raise UnsupportedError(
+            f"The files have no weights for {len(missing):,} of the model's tensors, so they would be random: "
+            f"{', '.join(missing[:3])}{' ...' * (len(missing) > 3)}",
+            hint="Check that config.json and the weights belong together.",
+            field="model.id",
+        )
+    if quantization is not None:
+        fix_compute_dtype(model, DTYPES[quantization.compute_dtype_for(precision)])
+    model.config.use_cache = False
+    return Loaded(model, tuple(sorted(told["unexpected_keys"])))
+
+
+def _quantization(settings: QuantizationSettings, precision: PrecisionSettings) -> Any:
+    from transformers import BitsAndBytesConfig
+
+    if settings.scheme == "int8":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=settings.uses_double_quant,
+        bnb_4bit_compute_dtype=DTYPES[settings.compute_dtype_for(precision)],
+    )
+
+
+def fix_compute_dtype(model: nn.Module, dtype: torch.dtype) -> None:
+    """Set the dtype in which 4-bit layers multiply, so that their first input does not choose it.
+
+    Also keeps a CPU with AVX512-BF16 from repacking weights in an evaluation, after which gradients are wrong.
+    """
+    for _, layer in four_bit_layers(model):
+        layer.compute_dtype = dtype
+        layer.compute_type_is_set = True
+        if hasattr(layer, "support_avx512bf16_for_cpu"):
+            layer.support_avx512bf16_for_cpu = False
+
+
+def four_bit_layers(model: nn.Module) -> list[tuple[str, Any]]:
+    """Return the layers whose weights are held in 4 bits."""
+    return _bitsandbytes_layers(model, "Linear4bit")
+
+
+def eight_bit_layers(model: nn.Module) -> list[tuple[str, Any]]:
+    """Return the layers whose weights are held in 8 bits."""
+    return _bitsandbytes_layers(model, "Linear8bitLt")
+
+
+def _bitsandbytes_layers(model: nn.Module, kind: str) -> list[tuple[str, Any]]:
+    """By class name and library: PEFT has wrappers of the same names."""
+    return [
+        (name, module)
+        for name, module in model.named_modules()
+        if type(module).__name__ == kind and type(module).__module__.startswith("bitsandbytes")
+    ]
 
 
 def build_model(config: PretrainedConfig, *, dtype: torch.dtype, device: str, attention: str) -> nn.Module:

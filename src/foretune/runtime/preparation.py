@@ -1,7 +1,7 @@
 """From a file of rows to what is trained: encoded, cut, counted, and kept for the next command."""
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import ExitStack, closing, suppress
 from datetime import date
 from itertools import islice
@@ -76,6 +76,8 @@ class PreparedRows(NamedTuple):
     details: list[tuple[Example, Detail]]
     """The first rows, whole."""
     was_cached: bool
+    place: Path | None = None
+    """Where `open_store` finds the rows; None: they are kept nowhere, or could not be."""
 
 
 def prepare_rows(asked: Preparation) -> Iterator[Progress | PreparedRows]:
@@ -89,10 +91,11 @@ def prepare_rows(asked: Preparation) -> Iterator[Progress | PreparedRows]:
     store = _kept(asked, contents)
     was_cached = store is not None
     if store is None:
-        yield from _encode(asked, counted, contents)
+        place = yield from _encode(asked, counted, contents)
     else:
         yield from _recall(asked, counted, store)
         _require_unchanged(asked, contents)
+        place = store.folder
     yield PreparedRows(
         stats=counted.counter.stats(counted.num_blanks),
         lengths=counted.counter.lengths(),
@@ -100,6 +103,7 @@ def prepare_rows(asked: Preparation) -> Iterator[Progress | PreparedRows]:
         facts=counted.facts,
         details=counted.details,
         was_cached=was_cached,
+        place=place,
     )
 
 
@@ -190,7 +194,8 @@ class _Counted:
             raise DataError(message, hint="Write a row a line.", place=self._asked.task.file)
 
 
-def _encode(asked: Preparation, counted: _Counted, contents: tuple[str, str]) -> Iterator[Progress]:
+def _encode(asked: Preparation, counted: _Counted, contents: tuple[str, str]) -> Generator[Progress, None, Path | None]:
+    """Encode the rows, and return where they are kept now."""
     total, done = Path(asked.task.file).stat().st_size, 0
     with ExitStack() as stack:
         writer = None
@@ -214,9 +219,12 @@ def _encode(asked: Preparation, counted: _Counted, contents: tuple[str, str]) ->
         _require_unchanged(asked, contents)
         if writer is not None and asked.cache is not None:
             day = asked.task.template_date if counted.facts["asks_for_date"] else None
+            place = _place(asked, contents, day=day)
             with suppress(OSError):
-                writer.publish(_place(asked, contents, day=day), {"blanks": counted.num_blanks, "facts": counted.facts})
+                writer.publish(place, {"blanks": counted.num_blanks, "facts": counted.facts})
                 prune_stores(asked.cache)
+                return place
+    return None
 
 
 def _recall(asked: Preparation, counted: _Counted, store: TokenStore) -> Iterator[Progress]:

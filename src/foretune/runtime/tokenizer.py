@@ -82,6 +82,11 @@ class ModelTokenizer:
             )
 
     @property
+    def template(self) -> str | None:
+        """The chat template's text."""
+        return self._template
+
+    @property
     def backend(self) -> Any:
         """The `tokenizers.Tokenizer` behind it."""
         return self._backend

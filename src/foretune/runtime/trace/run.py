@@ -12,7 +12,7 @@ from foretune.errors import UnsupportedError
 from foretune.memory.components import Facts
 from foretune.memory.kernels import MAX_MICROSTEPS, NUM_UPDATES, reduction_workspaces
 from foretune.memory.stack import StackProfile
-from foretune.runtime.adapters import attach_adapters
+from foretune.runtime.adapters import adapted_names, attach_adapters, freeze_towers
 from foretune.runtime.checkpointing import enable_checkpointing
 from foretune.runtime.load import DTYPES, build_model, decoder_linears, model_config
 from foretune.runtime.optimizer import make_optimizer
@@ -131,33 +131,13 @@ class OwnRun:
     def _adapted(self) -> nn.Module:
         """Attach the adapters, if there are any."""
         if self.config.lora is None:
-            self._freeze_towers()
+            freeze_towers(self.base, self.facts.shape)
             return self.base
         self.recorder.component = "adapters"
-        prefix = self._layer_prefix()
-        names = [f"{prefix}{i}.{projection.name}" for projection in self.facts.adapted for i in projection.layers]
+        names = adapted_names(self.base, self.facts.shape, self.facts.adapted)
         dtypes = self.config.precision.adapter_dtype, self.config.precision.dtype
         dtype, base_dtype = (DTYPES[name] for name in dtypes)
         return attach_adapters(self.base, self.config.lora, names, dtype=dtype, base_dtype=base_dtype)
-
-    def _freeze_towers(self) -> None:
-        """What stands beside the language model is loaded and not trained."""
-        frozen = {spec.name for tower in self.facts.shape.towers for spec in tower.parameters}
-        for name, parameter in self.base.named_parameters():
-            if name in frozen:
-                parameter.requires_grad_(False)
-
-    def _layer_prefix(self) -> str:
-        """Return what the layers are called in the built model: the causal class of a model for text and images has
-        them under another name than the checkpoint."""
-        wanted = self.facts.shape.layer_prefix
-        last = wanted.rstrip(".").rpartition(".")[2]
-        found = set()
-        for name, _ in self.base.named_modules():
-            before, _, after = name.partition(f"{last}.0.")
-            if after in {projection.name for projection in self.facts.adapted}:
-                found.add(f"{before}{last}.")
-        return wanted if wanted in found or len(found) != 1 else found.pop()
 
     # -- updates
     def train(self) -> None:

@@ -1,0 +1,185 @@
+"""Files that are there whole or not at all: staged, synced, and renamed without replacing.
+
+Every step that touches the disk goes through `at`, which does nothing: tests stop a process there.
+"""
+
+import ctypes
+import errno
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from hashlib import file_digest
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+from foretune.errors import SaveError
+
+__all__ = [
+    "MANIFEST",
+    "STAGED",
+    "at",
+    "publish_folder",
+    "remove_folder",
+    "replace_file",
+    "staged",
+    "verify_folder",
+    "write_file",
+]
+
+STAGED = ".staged-"
+"""How a folder that is not finished begins its name."""
+MANIFEST = "manifest.json"
+_RENAME_NOREPLACE = 1
+_AT_FDCWD = -100
+
+
+def at(point: str) -> None:
+    """Say that the disk is about to be touched."""
+
+
+@contextmanager
+def staged(final: Path) -> Iterator[Path]:
+    """Give a new folder beside `final`; what is still there at the end is removed.
+
+    Raises SaveError where the disk does not take it.
+    """
+    at("stage")
+    with _told(final):
+        folder = Path(mkdtemp(prefix=f"{STAGED}{final.name}-", dir=final.parent))
+    try:
+        with _told(final):
+            yield folder
+    finally:
+        if folder.exists():
+            remove_folder(folder)
+
+
+@contextmanager
+def _told(final: Path) -> Iterator[None]:
+    """Turn what the disk says into a SaveError."""
+    try:
+        yield
+    except OSError as error:
+        raise _save_error(final, error) from error
+    except Exception as error:  # safetensors wraps what the disk says in a type of its own
+        if type(error).__name__ != "SafetensorError":
+            raise
+        raise _save_error(final, error) from error
+
+
+def _save_error(final: Path, error: Exception) -> SaveError:
+    number = getattr(error, "errno", None)
+    hints = {
+        errno.ENOSPC: "Free some space there, or choose another output.",
+        errno.EDQUOT: "The quota is used up: free some space, or choose another output.",
+        errno.EFBIG: "The largest file that may be written is too small (ulimit -f).",
+        errno.EROFS: "That file system is read-only: choose another output.",
+    }
+    text = str(error)
+    for candidate in hints:
+        if number is None and (f"code: {candidate}," in text or f"os error {candidate}" in text):
+            number = candidate
+    reason = os.strerror(number) if number is not None else text.splitlines()[0][:200]
+    return SaveError(f"{final} could not be written: {reason}.", hint=hints.get(number or 0), place=None)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a new file and see it through to the disk. Raises OSError."""
+    at(f"write {path.name}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
+    with os.fdopen(os.open(path, flags, 0o644), "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a small file anew: whoever reads it sees the old or the new one. Raises OSError."""
+    draft = path.with_name(f".{path.name}.new")
+    with suppress(FileNotFoundError):
+        draft.unlink()
+    write_file(draft, data)
+    at(f"replace {path.name}")
+    draft.replace(path)
+    sync_folder(path.parent)
+
+
+def publish_folder(folder: Path, final: Path) -> None:
+    """Finish a staged folder: write its manifest, see all of it through to the disk, and give it its name.
+
+    Raises SaveError where the name is taken, OSError where the disk does not take it.
+    """
+    mode = final.parent.stat().st_mode & 0o777  # that of a private draft would keep everybody else out
+    folder.chmod(mode)
+    listed = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            at(f"sync {path.name}")
+            path.chmod(mode & 0o666)
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+                digest = file_digest(file, "sha256").hexdigest()
+            listed[path.relative_to(folder).as_posix()] = {"size": path.stat().st_size, "sha256": digest}
+    write_file(folder / MANIFEST, json.dumps(listed, indent=1).encode())
+    sync_folder(folder)
+    at("rename")
+    _rename_new(folder, final)
+    sync_folder(final.parent)
+    at("published")
+
+
+def verify_folder(folder: Path) -> None:
+    """Compare a published folder with its manifest. Raises SaveError with the file that differs."""
+    try:
+        listed = json.loads((folder / MANIFEST).read_bytes())
+        for name, entry in listed.items():
+            with (folder / name).open("rb") as file:
+                if file_digest(file, "sha256").hexdigest() != entry["sha256"]:
+                    raise SaveError(f"{folder / name} differs from its manifest.", hint="It was changed or damaged.")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, SaveError):
+            raise
+        raise SaveError(f"{folder} is not whole: {error}.", hint="It was changed or damaged.") from error
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder that we made. It loses its name first, so that nobody takes what is left for a whole one."""
+    at(f"remove {folder.name}")
+    if not folder.name.startswith(STAGED):
+        gone = folder.with_name(f"{STAGED}gone-{folder.name}")
+        shutil.rmtree(gone, ignore_errors=True)
+        with suppress(OSError):
+            folder.rename(gone)
+            folder = gone
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """See a folder's entries through to the disk, where that can be asked for."""
+    if sys.platform == "win32":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _rename_new(source: Path, target: Path) -> None:
+    """Rename to a name that is free. `os.rename` would take the place of an empty folder."""
+    call: Any = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if sys.platform == "linux" else None
+    if call is not None:
+        if call(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE) == 0:
+            return
+        number = ctypes.get_errno()
+        if number == errno.EEXIST:
+            raise SaveError(f"{target} exists already.", hint="Choose another output.")
+        if number not in (errno.EINVAL, errno.ENOSYS):  # some file systems have no such rename
+            raise OSError(number, os.strerror(number), str(target))
+    if os.path.lexists(target):
+        raise SaveError(f"{target} exists already.", hint="Choose another output.")
+    source.rename(target)

@@ -1,0 +1,96 @@
+"""How a run ends that does not end well: every exception becomes one of our errors, and one outcome of the record."""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from foretune.errors import (
+    ConfigError,
+    DataError,
+    ForetuneError,
+    InterruptedRunError,
+    MissingDependencyError,
+    ModelAccessError,
+    NonFiniteLossError,
+    OutOfMemoryError,
+    RunError,
+    SaveError,
+    VerificationError,
+)
+from foretune.evidence import Failure, Outcome
+from foretune.runtime.border import LIBRARIES, foreign_place
+from foretune.units import format_bytes, parse_bytes
+
+__all__ = ["failure_of", "outcome_of", "running"]
+
+_OUTCOMES: tuple[tuple[type[ForetuneError], Outcome], ...] = (
+    (InterruptedRunError, "interrupted"),
+    (OutOfMemoryError, "oom"),
+    (DataError, "data-error"),
+    (ModelAccessError, "access-error"),
+    (MissingDependencyError, "dependency-error"),
+    (ConfigError, "config-error"),
+    (NonFiniteLossError, "non-finite"),
+    (VerificationError, "verification-error"),
+    (SaveError, "save-error"),
+)
+_CUDA = re.compile(r"Tried to allocate ([\d.]+) ([KMGT]?i?B)")
+_CPU = re.compile(r"(?:DefaultCPUAllocator|can't allocate memory).*?you tried to allocate (\d+) bytes", re.DOTALL)
+_LONGEST = 300
+
+
+def outcome_of(error: ForetuneError) -> Outcome:
+    """Return what the record says of an error."""
+    return next((outcome for kind, outcome in _OUTCOMES if isinstance(error, kind)), "runtime-error")
+
+
+def failure_of(error: ForetuneError) -> Failure:
+    """Return an error as the record keeps it."""
+    is_oom = isinstance(error, OutOfMemoryError)
+    return Failure(
+        code=error.code,
+        message=str(error.message),
+        hint=error.hint,
+        phase=error.phase if is_oom else None,
+        requested_bytes=error.requested_bytes if is_oom else None,
+    )
+
+
+@contextmanager
+def running(phase: Callable[[], str]) -> Iterator[None]:
+    """Turn what torch and its libraries raise into our errors; `phase` says in which phase it happens.
+
+    Raises OutOfMemoryError with phase and request, RunError for anything else that is foreign. Our own errors and
+    our own mistakes pass.
+    """
+    try:
+        yield
+    except ForetuneError:
+        raise
+    except MemoryError as error:
+        raise _out_of_memory(error, phase()) from error
+    except Exception as error:
+        if type(error).__name__ == "OutOfMemoryError" or _CPU.search(str(error)):
+            raise _out_of_memory(error, phase()) from error
+        place = foreign_place(error, LIBRARIES)
+        if place is None:
+            raise
+        reason = (str(error).strip().splitlines() or [""])[0][:_LONGEST]
+        raise RunError(
+            f"The run failed in {phase()}: {type(error).__name__}: {reason} ({place}).",
+            hint="Nothing was handed over. With --debug the traceback is shown.",
+        ) from error
+
+
+def _out_of_memory(error: Exception, phase: str) -> OutOfMemoryError:
+    text = str(error)
+    cuda, cpu = _CUDA.search(text), _CPU.search(text)
+    requested = None
+    if cuda:
+        requested = parse_bytes(f"{cuda.group(1)}{cuda.group(2)}")
+    elif cpu:
+        requested = int(cpu.group(1))
+    asked = f" when {format_bytes(requested)} more were asked for" if requested is not None else ""
+    made = OutOfMemoryError(f"Out of memory in {phase}{asked}.")
+    made.phase, made.requested_bytes = phase, requested
+    return made

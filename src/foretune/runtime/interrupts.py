@@ -1,0 +1,79 @@
+"""Ctrl-C and SIGTERM: at once while nothing is trained yet, then after the update; the second one at once."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from foretune.errors import InterruptedRunError
+
+__all__ = ["Interrupts", "Stopped"]
+
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+
+
+class Stopped(BaseException):
+    """Ends a run at once. No library catches it by mistake, as it would an Exception."""
+
+
+class Interrupts:
+    """Hears signals for a run."""
+
+    def __init__(self) -> None:
+        self.first: int | None = None
+        """The first signal that came."""
+        self._waits = self._is_due = False
+        self._shields = 0
+
+    @contextmanager
+    def listening(self) -> Iterator["Interrupts"]:
+        """Hear signals instead of Python, in the main thread; elsewhere nothing is heard."""
+        if threading.current_thread() is not threading.main_thread():
+            yield self
+            return
+        before: dict[int, Any] = {number: signal.signal(number, self._heard) for number in SIGNALS}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def wait_for_update(self) -> None:
+        """From now on the first signal only asks for the end; the run looks at `is_asked` after each update."""
+        self._waits = True
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether a signal asked for the end."""
+        return self.first is not None
+
+    @contextmanager
+    def shielded(self) -> Iterator[None]:
+        """Let a record or an artifact be finished whatever comes; what came is heard afterwards."""
+        self._shields += 1
+        try:
+            yield
+        finally:
+            self._shields -= 1
+        if self._is_due and not self._shields:
+            self._is_due = False
+            raise Stopped
+
+    def error(self) -> InterruptedRunError:
+        """Return the error that a run ends with."""
+        number = self.first or signal.SIGINT
+        error = InterruptedRunError(f"Stopped by {signal.Signals(number).name}.")
+        error.exit_code = 128 + number
+        return error
+
+    def _heard(self, number: int, _: FrameType | None) -> None:
+        is_second = self.first is not None
+        self.first = self.first or number
+        if self._waits and not is_second:
+            return
+        if self._shields:
+            self._is_due = True
+            return
+        raise Stopped

@@ -1,0 +1,111 @@
+"""A fine-tune that is loaded: model, step and optimizer, made in one order for training, resuming and evaluating."""
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from foretune.contract import TrainingConfig
+from foretune.memory.components import Facts
+from foretune.runtime.adapters import adapted_names, attach_adapters, freeze_towers
+from foretune.runtime.checkpointing import enable_checkpointing
+from foretune.runtime.digest import digest
+from foretune.runtime.load import DTYPES
+from foretune.runtime.loss import liger_loss_sum
+from foretune.runtime.optimizer import make_optimizer
+from foretune.runtime.step import TrainingStep
+
+__all__ = ["Live", "assemble", "fingerprint", "fingerprints", "make_live_optimizer", "remember", "seed_all"]
+
+
+@dataclass
+class Live:
+    """What is alive while a run goes on."""
+
+    config: TrainingConfig
+    facts: Facts
+    device: torch.device
+    base: nn.Module
+    """The causal model."""
+    model: nn.Module
+    """What is called: PEFT's wrapper, or the model itself."""
+    step: TrainingStep
+    adapted: frozenset[str]
+    """Full names of the layers that have an adapter to be."""
+    loaded: dict[str, tuple[nn.Parameter, int]]
+    """Every parameter of the base as it was loaded, with its fingerprint then."""
+    optimizer: Any = None
+    scaler: torch.amp.GradScaler | None = None
+    updates_applied: int = 0
+    """In all processes of the run: what the optimizer has counted."""
+    updates_here: int = 0
+    """In this process."""
+    initial: dict[str, int] = field(default_factory=dict)
+    """Fingerprints of the trained parameters before the first update of this process."""
+
+    @property
+    def trained(self) -> dict[str, nn.Parameter]:
+        """The parameters that want gradients, in module order."""
+        return {name: each for name, each in self.model.named_parameters() if each.requires_grad}
+
+
+def seed_all(seed: int) -> None:
+    """Seed everything that may draw a number: adapters, dropout."""
+    import numpy
+
+    random.seed(seed)
+    numpy.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def fingerprints(model: nn.Module) -> dict[str, tuple[nn.Parameter, int]]:
+    """Return every parameter with its fingerprint, that of a 4-bit weight with its scales."""
+    return {name: (parameter, fingerprint(parameter)) for name, parameter in model.named_parameters()}
+
+
+def fingerprint(parameter: nn.Parameter) -> int:
+    """Return the fingerprint of a parameter."""
+    state = getattr(parameter, "quant_state", None)
+    return digest(parameter) if state is None else digest(parameter) ^ digest(state.absmax)
+
+
+def assemble(
+    base: nn.Module, config: TrainingConfig, facts: Facts, loaded: dict[str, tuple[nn.Parameter, int]]
+) -> Live:
+    """Freeze, adapt and switch on what the configuration asks for. Seeds first, so that adapters depend on it alone."""
+    seed_all(config.seed)
+    names: list[str] = []
+    model = base
+    if config.lora is None:
+        freeze_towers(base, facts.shape)
+    else:
+        names = adapted_names(base, facts.shape, facts.adapted)
+        dtypes = config.precision.adapter_dtype, config.precision.dtype
+        dtype, base_dtype = (DTYPES[name] for name in dtypes)
+        model = attach_adapters(base, config.lora, names, dtype=dtype, base_dtype=base_dtype)
+    if config.gradient_checkpointing:
+        enable_checkpointing(base)
+    fused = liger_loss_sum if config.loss == "liger" else None
+    step = TrainingStep(model, base, is_chunked=config.loss == "chunked", fused_loss=fused)
+    step.train()
+    device = next(base.parameters()).device
+    return Live(config, facts, device, base, model, step, frozenset(names), loaded)
+
+
+def make_live_optimizer(live: Live) -> None:
+    """Give it its optimizer, and for fp16 the scaler that keeps small gradients from vanishing."""
+    live.optimizer = make_optimizer(live.config.optimizer, list(live.trained.values()))
+    if live.config.precision.dtype == "fp16":
+        live.scaler = torch.amp.GradScaler(live.device.type)
+    remember(live)
+
+
+def remember(live: Live) -> None:
+    """Note what the trained parameters are before the first update of this process."""
+    live.initial = {name: digest(parameter) for name, parameter in live.trained.items()}
+    held = {id(parameter) for parameter in live.trained.values()}
+    for name, (parameter, _) in live.loaded.items():
+        if id(parameter) in held:
+            live.loaded[name] = parameter, fingerprint(parameter)

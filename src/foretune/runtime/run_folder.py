@@ -1,0 +1,264 @@
+"""The folder of a run: one run, one lock, one record, written from the first moment and replaced whole.
+
+RUN/record.json       what the run is, and how it ended
+RUN/config.yaml       the configuration, written out for a person
+RUN/updates.jsonl     a line for each update and evaluation
+RUN/checkpoints/      what it can be resumed from
+RUN/adapter/ or model/  the artifact, there whole or not at all
+RUN/evaluations/      a record for each `evaluate`
+RUN/lock              held while the run goes on; it tells nothing by itself
+"""
+
+import os
+import socket
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from msgspec import json
+
+from foretune.contract import TrainingConfig, dump_config
+from foretune.devices import DeviceSpec
+from foretune.errors import EvidenceError, ForetuneError, RunDirectoryError, SaveError
+from foretune.evidence import ProbeCheck, ProcessIdentity, RunRecord, encode_record, read_record
+from foretune.runtime.durable import STAGED, at, remove_folder, replace_file, write_file
+from foretune.runtime.failures import failure_of, outcome_of
+from foretune.runtime.identity import code_identity, hardware_of
+from foretune.runtime.libraries import all_versions
+
+__all__ = [
+    "CHECKPOINTS",
+    "RECORD",
+    "RunFolder",
+    "begin_anew",
+    "evaluation_of",
+    "failed_start_path",
+    "note_evaluation",
+    "note_failed_start",
+    "now",
+    "open_run",
+    "require_free",
+    "this_process",
+]
+
+RECORD, CONFIG, UPDATES, CHECKPOINTS, LOCK = "record.json", "config.yaml", "updates.jsonl", "checkpoints", "lock"
+EVALUATIONS = "evaluations"
+ARTIFACTS = ("adapter", "model")
+
+
+def now() -> str:
+    """Return the time in UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def this_process() -> ProcessIdentity:
+    """Say which process this is."""
+    boot = None
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ProcessIdentity(pid=os.getpid(), host=socket.gethostname(), boot_id=boot)
+
+
+class RunFolder:
+    """A run's folder that this process holds."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.record: RunRecord | None = None
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where checkpoints are."""
+        return self.path / CHECKPOINTS
+
+    def begin(self, record: RunRecord, config: TrainingConfig) -> None:
+        """Write the first record, and the configuration. Raises SaveError."""
+        if self.artifact is not None:  # a process was killed after it, before its record could say so
+            remove_folder(self.artifact)
+        with _writing(self.path):
+            replace_file(self.path / CONFIG, dump_config(config).encode())
+            self.checkpoints.mkdir(exist_ok=True)
+        self.write(record)
+
+    def write(self, record: RunRecord) -> None:
+        """Replace the record. Raises SaveError."""
+        self.record = record
+        with _writing(self.path):
+            replace_file(self.path / RECORD, encode_record(record))
+
+    def append(self, entry: Any) -> None:
+        """Add a line to the history of updates. Raises SaveError."""
+        at("append")
+        with _writing(self.path), (self.path / UPDATES).open("ab") as file:
+            file.write(json.encode(entry) + b"\n")
+
+    def forget_after(self, update: int) -> None:
+        """Leave the history as it was after an update, from which the run goes on."""
+        with _writing(self.path):
+            try:
+                lines = (self.path / UPDATES).read_bytes().splitlines(keepends=True)
+            except FileNotFoundError:
+                return
+            replace_file(self.path / UPDATES, b"".join(_until(lines, update)))
+
+    def remove_drafts(self) -> None:
+        """Remove what a process that was killed left unfinished."""
+        for folder in (self.path, self.checkpoints):
+            for path in folder.iterdir() if folder.is_dir() else ():
+                if path.name.startswith(STAGED) and path.is_dir():
+                    remove_folder(path)
+
+    @property
+    def artifact(self) -> Path | None:
+        """The artifact, where there is one."""
+        return next((self.path / name for name in ARTIFACTS if (self.path / name).is_dir()), None)
+
+
+def _until(lines: Iterable[bytes], update: int) -> Iterator[bytes]:
+    for line in lines:
+        try:
+            entry = json.decode(line)
+        except ValueError:
+            continue  # the end of a line that a killed process did not finish
+        if entry["update"] <= update:
+            yield line
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise SaveError(f"The run's folder {path} cannot be written: {reason}.", hint="Check the disk.") from error
+
+
+def failed_start_path(output: Path) -> Path:
+    """Return where the record of a run is that failed before its folder existed."""
+    return output.with_name(f"{output.name}.failed-start.json")
+
+
+def note_failed_start(error: ForetuneError, record: RunRecord) -> None:
+    """Keep the record of a run that failed before its folder existed, and name it in the error.
+
+    Where nobody said where, or nothing can be written there, there is none.
+    """
+    config = record.requested
+    if config.output is None or isinstance(error, RunDirectoryError):
+        return
+    path = failed_start_path(Path(config.output))
+    ended = record.with_(outcome=outcome_of(error), failure=failure_of(error), finished_at=now())
+    with suppress(OSError):
+        replace_file(path, encode_record(ended))
+        error.record = str(path)
+
+
+def evaluation_of(trained: RunRecord, probe: ProbeCheck, device: DeviceSpec | None) -> RunRecord:
+    """Return the record of an evaluation of a run."""
+    return RunRecord(
+        kind="evaluate",
+        outcome="success",
+        started_at=now(),
+        requested=trained.requested,
+        fingerprint=trained.fingerprint,
+        code=code_identity(all_versions()),
+        process=this_process(),
+        base=trained.base,
+        hardware=hardware_of(device),
+        pad=trained.pad,
+        artifact=trained.artifact,
+        probe=probe,
+    )
+
+
+def note_evaluation(run: Path, record: RunRecord) -> Path:
+    """Keep the record of an evaluation below its run, under the next number. Raises SaveError."""
+    folder, data = run / EVALUATIONS, encode_record(record)
+    with _writing(folder):
+        folder.mkdir(exist_ok=True)
+        number = 1 + len(list(folder.glob("*.json")))
+        while True:
+            path = folder / f"{number:04}.json"
+            try:
+                write_file(path, data)
+            except FileExistsError:  # another evaluation was first
+                number += 1
+                continue
+            return path
+
+
+def begin_anew(config: TrainingConfig) -> None:
+    """Forget a start that failed: what begins now has a record of its own."""
+    assert config.output is not None
+    with suppress(OSError):
+        failed_start_path(Path(config.output)).unlink()
+
+
+def require_free(path: Path) -> None:
+    """Refuse a folder that is not empty, without touching it. Raises RunDirectoryError."""
+    if path.is_symlink():
+        raise RunDirectoryError(f"{path} is a symbolic link.", hint="Name the folder itself, in output (--output).")
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise RunDirectoryError(f"{path} is a file, and a run needs a folder.", hint="Choose another output.")
+    if any(entry.name != LOCK for entry in path.iterdir()):
+        hint = "Choose another output; --resume goes on with a run that was interrupted."
+        record = _record_of(path)
+        what = "is not empty" if record is None else f"holds a run ({record.outcome}, begun {record.started_at})"
+        raise RunDirectoryError(f"{path} {what}, and is never written over.", hint=hint)
+
+
+def _record_of(path: Path) -> RunRecord | None:
+    try:
+        return read_record(path / RECORD)
+    except EvidenceError:
+        return None
+
+
+@contextmanager
+def open_run(path: Path, *, resumes: bool) -> Iterator[RunFolder]:
+    """Make or reopen a run's folder and hold its lock.
+
+    Raises RunDirectoryError where another process holds it (the message says which), where it is not empty and
+    nothing is resumed, and where it cannot be made.
+    """
+    if not resumes:
+        require_free(path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
+            raise RunDirectoryError(f"{path} cannot be made: {reason}.", hint="Choose another output.") from error
+    elif not (path / RECORD).is_file():
+        raise RunDirectoryError(f"{path} holds no run to resume.", hint="Check the path, or leave --resume out.")
+    from filelock import FileLock, Timeout  # of the extra `train`
+
+    lock = FileLock(path / LOCK, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise RunDirectoryError(
+            f"{path} is busy{_holder(path)}.", hint="Wait for it, or choose another output."
+        ) from error
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise RunDirectoryError(f"{path} cannot be locked: {reason}.", hint="Choose another output.") from error
+    try:
+        if not resumes:
+            require_free(path)
+        folder = RunFolder(path)
+        folder.remove_drafts()
+        yield folder
+    finally:
+        lock.release()
+
+
+def _holder(path: Path) -> str:
+    record = _record_of(path)
+    if record is None:
+        return ": another process has just begun a run in it"
+    process = record.process
+    return f": process {process.pid} on {process.host} runs in it since {record.started_at}"

@@ -1,0 +1,498 @@
+"""The loop: load, verify, rehearse, update, evaluate, keep, verify again, save. One iterator of events, one record."""
+
+import random
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from time import monotonic
+from typing import Any, NamedTuple
+
+import numpy
+import torch
+
+from foretune.contract import TrainingConfig
+from foretune.data import Batch as HostBatch
+from foretune.errors import ForetuneError, OutOfMemoryError, RunDirectoryError, SaveError
+from foretune.evidence import EvaluationReading, RunRecord, Scope, read_record
+from foretune.memory.components import Facts
+from foretune.models import ModelShape, WeightFiles
+from foretune.runtime.artifact import PromptFormat, save_artifact
+from foretune.runtime.border import quietly
+from foretune.runtime.checkpoint import (
+    ProgressState,
+    checkpoints,
+    load_checkpoint,
+    prune_checkpoints,
+    read_progress,
+    save_checkpoint,
+)
+from foretune.runtime.digest import sha256_of
+from foretune.runtime.evaluation import mean_loss
+from foretune.runtime.failures import failure_of, outcome_of, running
+from foretune.runtime.feed import Feed, on_device
+from foretune.runtime.interrupts import Interrupts, Stopped
+from foretune.runtime.live import Live, assemble, fingerprints, make_live_optimizer, remember
+from foretune.runtime.load import load_model
+from foretune.runtime.meter import Meter
+from foretune.runtime.run_folder import RECORD, RunFolder, now
+from foretune.runtime.schedule import RunLength, learning_rate_factor
+from foretune.runtime.update import Batch, Update, run_update
+from foretune.runtime.verify import require_verified
+from foretune.values import Value
+
+__all__ = [
+    "CheckpointSaved",
+    "PhaseBegan",
+    "RunEvent",
+    "RunFinished",
+    "RunPlan",
+    "UpdateDone",
+    "resume_plan",
+    "train_run",
+]
+
+MOST_UNUSED = 100
+
+
+class PhaseBegan(Value, frozen=True, kw_only=True):
+    """A phase that takes its time begins: load, prepare, rehearsal, evaluation, save."""
+
+    phase: str
+
+
+class UpdateDone(Value, frozen=True, kw_only=True):
+    """An update was applied."""
+
+    update: int
+    """From 1."""
+    num_updates: int
+    epoch: float
+    """Passes over the data until now."""
+    loss: float
+    """Mean over the tokens of the update that carry loss."""
+    learning_rate: float
+    gradient_norm: float | None
+    """Before clipping; None: not computed."""
+    num_tokens: int
+    """Of this update, without padding."""
+    tokens_per_second: float
+    was_skipped: bool = False
+    """fp16 only: a gradient overflowed, so no weight moved."""
+
+
+class CheckpointSaved(Value, frozen=True, kw_only=True):
+    """A checkpoint is on disk."""
+
+    update: int
+    path: str
+
+
+class RunFinished(Value, frozen=True, kw_only=True):
+    """The run has its artifact."""
+
+    folder: str
+    record: RunRecord
+
+
+RunEvent = PhaseBegan | UpdateDone | EvaluationReading | CheckpointSaved | RunFinished
+
+
+class RunPlan(NamedTuple):
+    """A run that was checked and can begin."""
+
+    config: TrainingConfig
+    shape: ModelShape
+    facts: Facts
+    raw_config: Mapping[str, Any]
+    weights: WeightFiles
+    feed: Feed
+    evaluation: Feed | None
+    length: RunLength
+    record: RunRecord
+    """As it is written first."""
+    progress: ProgressState
+    """Where it begins: at update 0, or at a checkpoint's."""
+    tokenizer_folder: Path
+    example_ids: list[int]
+    format: PromptFormat
+    stop_ids: tuple[int, ...]
+
+
+def train_run(
+    plan: RunPlan, folder: RunFolder, interrupts: Interrupts, *, meter: Meter, checkpoint: Path | None = None
+) -> Iterator[RunEvent]:
+    """Run a plan in a folder that is held, and end its record however it ends.
+
+    Raises OutOfMemoryError, VerificationError, NonFiniteLossError, SaveError, InterruptedRunError, RunError.
+    """
+    run = _Run(plan, folder, interrupts, meter)
+    with interrupts.shielded():
+        folder.begin(plan.record, plan.config)
+    try:
+        with running(lambda: meter.phase):
+            _import_libraries(plan.config)
+            meter.begin()
+            yield from run.go(checkpoint)
+    except (Stopped, KeyboardInterrupt) as stop:
+        error = interrupts.error()
+        run.end(error)
+        raise error from stop
+    except GeneratorExit:
+        run.end(interrupts.error())
+        raise
+    except OutOfMemoryError as error:
+        run.end(error)
+        raise
+    except ForetuneError as error:
+        run.end(error)
+        raise
+    except Exception as error:
+        run.end(ForetuneError(f"A mistake in foretune: {type(error).__name__}: {error}"))
+        raise
+
+
+def _import_libraries(config: TrainingConfig) -> None:
+    """Import what loading and adapting would import on their way, so that it is not counted as theirs."""
+    with quietly():
+        if config.lora is not None:
+            import peft  # noqa: F401
+        if config.quantization is not None or config.optimizer.name.endswith("8bit"):
+            import bitsandbytes  # noqa: F401
+
+
+class _Run:
+    """What changes while a run goes on."""
+
+    def __init__(self, plan: RunPlan, folder: RunFolder, interrupts: Interrupts, meter: Meter) -> None:
+        self.plan, self.folder, self.interrupts, self.meter = plan, folder, interrupts, meter
+        self.progress, self.record = plan.progress, plan.record
+        self.num_tokens = self.num_supervised = 0
+        self.seconds = 0.0
+        self.saved_at = monotonic()
+        self.live: Live
+
+    def go(self, checkpoint: Path | None) -> Iterator[RunEvent]:
+        yield self._begin("load")
+        self._load()
+        yield self._begin("prepare")
+        self._prepare(checkpoint)
+        self._verify("before")
+        yield self._begin("rehearsal")
+        self._rehearse()
+        self.interrupts.wait_for_update()
+        yield from self._updates()
+        self._verify("after")
+        yield self._begin("save")
+        yield self._save()
+
+    def _begin(self, phase: str) -> PhaseBegan:
+        self.meter.enter(phase)
+        return PhaseBegan(phase=phase)
+
+    # -- before the first update
+    def _load(self) -> None:
+        plan, config = self.plan, self.plan.config
+        assert plan.weights.folder is not None
+        with quietly() as said:
+            loaded = load_model(
+                plan.raw_config,
+                plan.weights.folder,
+                precision=config.precision,
+                quantization=config.quantization,
+                attention=config.attention,
+                device=config.device,
+            )
+        self.base = loaded.model
+        assert self.record.base is not None
+        base = self.record.base.with_(
+            weights_sha256=self.progress.base_sha256,
+            model_class=type(loaded.model).__name__,
+            unused_tensors=loaded.unused[:MOST_UNUSED],
+        )
+        self._note(base=base, warnings=(*self.record.warnings, *said))
+
+    def _prepare(self, checkpoint: Path | None) -> None:
+        with quietly():
+            self.live = assemble(self.base, self.plan.config, self.plan.facts, fingerprints(self.base))
+            make_live_optimizer(self.live)
+        self.live.base.get_output_embeddings().register_forward_pre_hook(self._enter_loss)
+        if self.plan.config.lora is not None:
+            self._note(init_adapter_sha256=sha256_of(self.live.trained.items()))
+        if checkpoint is not None:
+            load_checkpoint(checkpoint, self.live)
+            remember(self.live)
+            self.folder.forget_after(self.progress.update)
+
+    def _verify(self, moment: Any) -> None:
+        checks = require_verified(self.live, moment, self._first_packed())
+        self._note(checks=(*self.record.checks, *checks))
+
+    def _first_packed(self) -> Batch | None:
+        """Return the first micro batch in which a row holds several examples."""
+        if not self.plan.config.batch.packing:
+            return None
+        for rows in self.plan.feed.plan(0):
+            if any(len(row) > 1 for row in rows):
+                return self._on_device(self.plan.feed.batch(rows))
+        return None
+
+    def _rehearse(self) -> None:
+        """Run the widest micro batch forward and backward, throw it away, and draw the same random numbers again."""
+        states = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
+        cuda = torch.cuda.get_rng_state() if self.live.device.type == "cuda" else None
+        host = self.plan.feed.batch(self.plan.feed.widest())
+        loss = self.live.step(*self._on_device(host)) / host.num_supervised
+        loss.backward()
+        del loss
+        for parameter in self.live.trained.values():
+            parameter.grad = None
+        random.setstate(states[0])
+        numpy.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+        if cuda is not None:
+            torch.cuda.set_rng_state(cuda)
+            torch.cuda.empty_cache()
+
+    # -- updates
+    def _updates(self) -> Iterator[RunEvent]:
+        total = self.plan.length.num_updates
+        while self.progress.update < total:
+            yield self._update()
+            done = self.progress.update
+            if self._is_due(self.plan.config.evaluation.every_updates, done) and done < total:
+                yield self._begin("evaluation")
+                yield self._evaluate()
+                if self.progress.evaluations[-1].is_best and self._keeps_checkpoints():
+                    yield self._checkpoint()
+            if self.interrupts.is_asked:
+                yield self._checkpoint()
+                raise self.interrupts.error()
+            if self._is_checkpoint_due(done):
+                yield self._checkpoint()
+        if self.plan.evaluation is not None and not self._is_evaluated():
+            yield self._begin("evaluation")
+            yield self._evaluate()
+
+    def _update(self) -> UpdateDone:
+        plan, live, number = self.plan, self.live, self.progress.update
+        start = monotonic()
+        place = plan.length.place(number)
+        order = plan.feed.plan(place.epoch)
+        host = [plan.feed.batch(order[index]) for index in range(place.first, place.stop)]
+        factor = learning_rate_factor(plan.config.schedule, number, plan.length.num_updates)
+        rate = plan.config.optimizer.learning_rate * factor
+        for group in live.optimizer.param_groups:
+            group["lr"] = rate
+        suffix = "" if number == plan.progress.update else " (later)"
+        done = run_update(
+            live.step,
+            self._microsteps(host, suffix),
+            sum(batch.num_supervised for batch in host),
+            live.optimizer,
+            plan.config.optimizer,
+            list(live.trained.values()),
+            scaler=live.scaler,
+            enter=lambda phase: self.meter.enter(f"{phase}{suffix}"),
+        )
+        seconds = monotonic() - start
+        return self._count(number, done, host, rate, seconds, place.epoch + place.stop / plan.length.batches_per_epoch)
+
+    def _microsteps(self, host: list[HostBatch], suffix: str) -> Iterator[Batch]:
+        for batch in host:
+            self.meter.enter(f"forward{suffix}")
+            yield self._on_device(batch)
+
+    def _enter_loss(self, *_: Any) -> None:
+        """The loss begins where the head is called, unless backward recomputes it or nothing is trained."""
+        before, _, later = self.meter.phase.partition(" ")
+        if before == "forward":
+            self.meter.enter(f"loss {later}".rstrip())
+
+    def _on_device(self, batch: HostBatch) -> Batch:
+        return on_device(batch, self.live.device, self.plan.config.batch)
+
+    def _count(
+        self, number: int, done: Update, host: list[HostBatch], rate: float, seconds: float, epoch: float
+    ) -> UpdateDone:
+        loss, num_tokens = sum(done.losses), sum(batch.num_tokens for batch in host)
+        self.live.updates_applied += not done.was_skipped
+        self.live.updates_here += 1
+        self.num_tokens += num_tokens
+        self.num_supervised += sum(batch.num_supervised for batch in host)
+        self.seconds += seconds
+        before = self.progress
+        self.progress = before.with_(
+            update=number + 1,
+            skipped=before.skipped + done.was_skipped,
+            first_loss=loss if before.first_loss is None else before.first_loss,
+            last_loss=loss,
+        )
+        event = UpdateDone(
+            update=number + 1,
+            num_updates=self.plan.length.num_updates,
+            epoch=epoch,
+            loss=loss,
+            learning_rate=rate,
+            gradient_norm=done.gradient_norm,
+            num_tokens=num_tokens,
+            tokens_per_second=num_tokens / max(seconds, 1e-9),
+            was_skipped=done.was_skipped,
+        )
+        self.folder.append(event)
+        return event
+
+    # -- evaluation and checkpoints
+    def _evaluate(self) -> EvaluationReading:
+        assert self.plan.evaluation is not None
+        self.meter.enter("evaluation")
+        loss, num_tokens = mean_loss(self.live, self.plan.evaluation)
+        best = self.progress.best
+        reading = EvaluationReading(
+            update=self.progress.update,
+            loss=loss,
+            num_tokens=num_tokens,
+            is_best=best is None or loss < best.loss,
+        )
+        self.progress = self.progress.with_(evaluations=(*self.progress.evaluations, reading))
+        self.folder.append(reading)
+        self._note(evaluations=self.progress.evaluations, best_update=self._best_update())
+        return reading
+
+    def _best_update(self) -> int | None:
+        best = self.progress.best
+        return None if best is None else best.update
+
+    def _is_evaluated(self) -> bool:
+        return any(each.update == self.progress.update for each in self.progress.evaluations)
+
+    def _is_due(self, every: int | None, done: int) -> bool:
+        return every is not None and done % every == 0
+
+    def _keeps_checkpoints(self) -> bool:
+        checkpoint = self.plan.config.checkpoint
+        return checkpoint.every_updates is not None or checkpoint.every_minutes is not None
+
+    def _is_checkpoint_due(self, done: int) -> bool:
+        checkpoint = self.plan.config.checkpoint
+        if self._is_due(checkpoint.every_updates, done):
+            return True
+        return checkpoint.every_minutes is not None and monotonic() - self.saved_at >= 60 * checkpoint.every_minutes
+
+    def _checkpoint(self) -> CheckpointSaved:
+        with self.interrupts.shielded():
+            path = save_checkpoint(self.folder.checkpoints, self.live, self.progress)
+            best = self._best_update()
+            prune_checkpoints(self.folder.checkpoints, self.plan.config.checkpoint.keep, best)
+            pinned = self.folder.checkpoints / f"update-{best:08}" if best is not None else None
+            is_there = pinned is not None and pinned.is_dir()
+            self._note(best_checkpoint=str(pinned.relative_to(self.folder.path)) if pinned and is_there else None)
+        self.saved_at = monotonic()
+        return CheckpointSaved(update=self.progress.update, path=str(path))
+
+    # -- the end
+    def _save(self) -> RunFinished:
+        base = self.record.base
+        assert base is not None
+        precision = self.plan.config.precision
+        facts = {
+            "base": base,
+            "format": self.plan.format,
+            "stop_ids": self.plan.stop_ids,
+            "pad": self.record.pad,
+            "weight_dtype": precision.dtype,
+            "adapter_dtype": precision.adapter_dtype if self.plan.config.lora is not None else None,
+            "fingerprint": self.record.fingerprint,
+            "updates": self.progress.update,
+        }
+        with self.interrupts.shielded(), quietly():
+            path, _ = save_artifact(
+                self.folder.path,
+                self.live,
+                facts,
+                tokenizer_folder=self.plan.tokenizer_folder,
+                example_ids=self.plan.example_ids,
+            )
+            self._finish(outcome="success", artifact=path.name)
+        return RunFinished(folder=str(self.folder.path), record=self.record)
+
+    def end(self, error: ForetuneError) -> None:
+        """End the record with a failure; one that has its artifact stays as it is."""
+        if self.record.is_success:
+            return
+        error.record = str(self.folder.path / "record.json")
+        with self.interrupts.shielded():
+            try:
+                self._finish(outcome=outcome_of(error), failure=failure_of(error))
+            except ForetuneError:  # the disk does not take it: the record goes on to say `started`
+                error.record = None
+
+    def _finish(self, **changes: Any) -> None:
+        is_oom = changes.get("outcome") == "oom"
+        readings = () if is_oom else self.meter.readings()
+        self._note(finished_at=now(), scope=self._scope(), readings=readings, **changes)
+
+    def _scope(self) -> Scope:
+        return Scope(
+            num_updates=self.plan.length.num_updates,
+            updates_done=self.progress.update,
+            updates_skipped=self.progress.skipped,
+            num_tokens=self.num_tokens,
+            num_supervised_tokens=self.num_supervised,
+            seconds=self.seconds or None,
+            first_loss=self.progress.first_loss,
+            last_loss=self.progress.last_loss,
+        )
+
+    def _note(self, **changes: Any) -> None:
+        self.record = self.record.with_(**changes)
+        self.folder.write(self.record)
+
+
+def resume_plan(plan: RunPlan, folder: RunFolder) -> tuple[RunPlan, Path | None]:
+    """Return the plan from the newest checkpoint on; without one it begins anew in the same folder.
+
+    A checkpoint whose files are not whole is passed over for the one before, and the record says so. Raises
+    RunDirectoryError where the run has ended well, or where what it began with has changed.
+    """
+    before = read_record(folder.path / RECORD)
+    if before.is_success:
+        raise RunDirectoryError(f"{folder.path} holds a run that is finished.", hint="Begin another in another output.")
+    record = plan.record.with_(started_at=before.started_at)
+    for _, checkpoint in reversed(checkpoints(folder.checkpoints)):
+        try:
+            found = read_progress(checkpoint)
+        except SaveError as error:
+            record = record.with_(warnings=(*record.warnings, f"A checkpoint was passed over: {error.message}"))
+            continue
+        _require_same(found, plan.progress, folder.path)
+        changed = _changed_machine(found, plan.progress)
+        record = record.with_(
+            resumed_at=(*before.resumed_at, found.update),
+            evaluations=found.evaluations,
+            warnings=(*record.warnings, *changed),
+        )
+        same = {"libraries": plan.progress.libraries, "num_threads": plan.progress.num_threads}
+        return plan._replace(record=record, progress=found.with_(**same)), checkpoint
+    return plan._replace(record=record.with_(resumed_at=(*before.resumed_at, 0))), None
+
+
+def _require_same(found: ProgressState, expected: ProgressState, folder: Path) -> None:
+    for field, what in (
+        ("fingerprint", "the configuration"),
+        ("label_sha256", "the training rows, or how they are tokenized,"),
+        ("evaluation_label_sha256", "the evaluation rows"),
+        ("base_sha256", "the base model's files"),
+    ):
+        if getattr(found, field) != getattr(expected, field):
+            raise RunDirectoryError(
+                f"{folder} cannot be resumed: {what} changed since its checkpoint.",
+                hint="Resume with what it began with, or begin another run in another output.",
+            )
+
+
+def _changed_machine(found: ProgressState, expected: ProgressState) -> Iterator[str]:
+    """Say where bitwise equality cannot be promised: other libraries or threads."""
+    if (found.libraries, found.num_threads) != (expected.libraries, expected.num_threads):
+        yield (
+            "Resumed with other libraries or another number of threads than before, so losses may differ in their last "
+            f"digits: {', '.join(found.libraries)}, {found.num_threads} threads then."
+        )

@@ -1,0 +1,12 @@
+"""Runs of these tests keep their tokens in a folder of their own and never ask the hub."""
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FORETUNE_CACHE", str(tmp_path / "kept"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "no-cache"))
