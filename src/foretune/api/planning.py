@@ -76,6 +76,7 @@ class Planned(NamedTuple):
     rows: "PlannedRows"
     length: "RunLength"
     record: RunRecord
+    device: "DeviceSpec | None"
 
 
 class PlannedRows(NamedTuple):
@@ -180,7 +181,7 @@ def plan_run(
         is_unqualified=config.device == "cuda",
         warnings=record.warnings,
     )
-    return Planned(answer, shape, raw_config, weights, rows, length, record)
+    return Planned(answer, shape, raw_config, weights, rows, length, record, device)
 
 
 # -- the request

@@ -123,6 +123,7 @@ def _run_plan(planned: Planned, weights: WeightFiles, grown: list[RunRecord]) ->
         example_ids=list(tokenizer.encode([form.example_prompt])[0].ids),
         format=form,
         stop_ids=tuple(sorted({*closing, *own})),
+        device=planned.device,
     )
 
 

@@ -80,6 +80,8 @@ class Output:
         else:
             terminal = self.error_terminal
             lines = [line for problem in error["problems"] for line in _problem_lines(problem, terminal)]
+            if error.get("record"):
+                lines.append(f"  {terminal.paint('record:', 'cyan')} {escape(error['record'])}")
             self.stderr.write("".join(f"{terminal.fitted(line)}\n" for line in lines))
             self.stderr.flush()
         return int(error["exit_code"])

@@ -4,6 +4,8 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from foretune.contract import TrainingConfig
+from foretune.devices import DeviceSpec
 from foretune.errors import (
     ConfigError,
     DataError,
@@ -18,10 +20,12 @@ from foretune.errors import (
     VerificationError,
 )
 from foretune.evidence import Failure, Outcome
+from foretune.memory import MemoryEstimate, assess_fit
+from foretune.models import ModelShape
 from foretune.runtime.border import LIBRARIES, foreign_place
 from foretune.units import format_bytes, parse_bytes
 
-__all__ = ["failure_of", "outcome_of", "running"]
+__all__ = ["explained", "failure_of", "outcome_of", "running"]
 
 _OUTCOMES: tuple[tuple[type[ForetuneError], Outcome], ...] = (
     (InterruptedRunError, "interrupted"),
@@ -37,6 +41,7 @@ _OUTCOMES: tuple[tuple[type[ForetuneError], Outcome], ...] = (
 _CUDA = re.compile(r"Tried to allocate ([\d.]+) ([KMGT]?i?B)")
 _CPU = re.compile(r"(?:DefaultCPUAllocator|can't allocate memory).*?you tried to allocate (\d+) bytes", re.DOTALL)
 _LONGEST = 300
+NUM_PARTS = 3
 
 
 def outcome_of(error: ForetuneError) -> Outcome:
@@ -80,6 +85,35 @@ def running(phase: Callable[[], str]) -> Iterator[None]:
             f"The run failed in {phase()}: {type(error).__name__}: {reason} ({place}).",
             hint="Nothing was handed over. With --debug the traceback is shown.",
         ) from error
+
+
+def explained(
+    error: OutOfMemoryError,
+    prediction: MemoryEstimate | None,
+    config: TrainingConfig,
+    shape: ModelShape,
+    device: DeviceSpec | None,
+) -> OutOfMemoryError:
+    """Add to an error what the plan says: its largest parts, and the nearest changes that need less, re-estimated."""
+    if prediction is None:
+        return error
+    parts = sorted(prediction.components, key=lambda part: -part.num_bytes)[:NUM_PARTS]
+    listed = ", ".join(f"{part.name} {format_bytes(part.num_bytes)}" for part in parts)
+    hint = None
+    if device is not None:
+        # The plan fitted and the run did not, so what helps is what needs less than was planned.
+        short = device.with_(free_bytes=max(0, prediction.need_bytes - 1))
+        changes = assess_fit(prediction, config, shape, short).changes
+        told = [
+            f"{each.label} (--set {' --set '.join(each.settings)}): {format_bytes(each.need_bytes)}" for each in changes
+        ]
+        hint = f"Nearest changes, with what would have to be free: {'; '.join(told)}." if told else None
+    made = OutOfMemoryError(
+        f"{error.message} The largest parts of the plan ({prediction.kind}): {listed}.",
+        hint=hint or "Choose a smaller batch, shorter rows, lora, gradient_checkpointing: true or loss: chunked.",
+    )
+    made.phase, made.requested_bytes = error.phase, error.requested_bytes
+    return made
 
 
 def _out_of_memory(error: Exception, phase: str) -> OutOfMemoryError:

@@ -151,6 +151,7 @@ def note_failed_start(error: ForetuneError, record: RunRecord) -> None:
     path = failed_start_path(Path(config.output))
     ended = record.with_(outcome=outcome_of(error), failure=failure_of(error), finished_at=now())
     with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, encode_record(ended))
         error.record = str(path)
 

@@ -11,6 +11,7 @@ import torch
 
 from foretune.contract import TrainingConfig
 from foretune.data import Batch as HostBatch
+from foretune.devices import DeviceSpec
 from foretune.errors import ForetuneError, OutOfMemoryError, RunDirectoryError, SaveError
 from foretune.evidence import EvaluationReading, RunRecord, Scope, read_record
 from foretune.memory.components import Facts
@@ -27,7 +28,7 @@ from foretune.runtime.checkpoint import (
 )
 from foretune.runtime.digest import sha256_of
 from foretune.runtime.evaluation import mean_loss
-from foretune.runtime.failures import failure_of, outcome_of, running
+from foretune.runtime.failures import explained, failure_of, outcome_of, running
 from foretune.runtime.feed import Feed, on_device
 from foretune.runtime.interrupts import Interrupts, Stopped
 from foretune.runtime.live import Live, assemble, fingerprints, make_live_optimizer, remember
@@ -35,7 +36,7 @@ from foretune.runtime.load import load_model
 from foretune.runtime.meter import Meter
 from foretune.runtime.run_folder import RECORD, RunFolder, now
 from foretune.runtime.schedule import RunLength, learning_rate_factor
-from foretune.runtime.update import Batch, Update, run_update
+from foretune.runtime.update import Batch, Update, require_finite, run_update
 from foretune.runtime.verify import require_verified
 from foretune.values import Value
 
@@ -115,6 +116,8 @@ class RunPlan(NamedTuple):
     example_ids: list[int]
     format: PromptFormat
     stop_ids: tuple[int, ...]
+    device: DeviceSpec | None = None
+    """The card; None on a CPU."""
 
 
 def train_run(
@@ -140,8 +143,9 @@ def train_run(
         run.end(interrupts.error())
         raise
     except OutOfMemoryError as error:
-        run.end(error)
-        raise
+        told = explained(error, plan.record.prediction, plan.config, plan.shape, plan.device)
+        run.end(told)
+        raise told from error
     except ForetuneError as error:
         run.end(error)
         raise
@@ -241,6 +245,7 @@ class _Run:
         cuda = torch.cuda.get_rng_state() if self.live.device.type == "cuda" else None
         host = self.plan.feed.batch(self.plan.feed.widest())
         loss = self.live.step(*self._on_device(host)) / host.num_supervised
+        require_finite(loss.item(), "loss of the widest micro batch")
         loss.backward()
         del loss
         for parameter in self.live.trained.values():

@@ -12,7 +12,7 @@ from foretune.errors import NonFiniteLossError
 from foretune.runtime.optimizer import clip_gradients
 from foretune.runtime.step import TrainingStep
 
-__all__ = ["Batch", "Update", "run_update"]
+__all__ = ["Batch", "Update", "require_finite", "run_update"]
 
 
 class Batch(NamedTuple):
@@ -64,14 +64,14 @@ def run_update(
         scaled = loss / num_targets
         (scaled if scaler is None else scaler.scale(scaled)).backward()
         del scaled
-        losses.append(_finite(loss.item() / num_targets, "loss"))
+        losses.append(require_finite(loss.item() / num_targets, "loss"))
         del loss, input_ids_BS, targets_BS, position_ids_BS
     enter("optimizer")
     if scaler is not None:
         return _scaled_update(losses, scaler, optimizer, settings, trained)
     norm = clip_gradients(settings, trained)
     if norm is not None:
-        _finite(norm, "norm of the gradients")
+        require_finite(norm, "norm of the gradients")
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return Update(losses, norm)
@@ -93,11 +93,12 @@ def _scaled_update(
     optimizer.zero_grad(set_to_none=True)
     was_skipped = scaler.get_scale() < before
     if not was_skipped and norm is not None:
-        _finite(norm, "norm of the gradients")
+        require_finite(norm, "norm of the gradients")
     return Update(losses, None if was_skipped else norm, was_skipped)
 
 
-def _finite(value: float, what: str) -> float:
+def require_finite(value: float, what: str) -> float:
+    """Return a finite number. Raises NonFiniteLossError."""
     if math.isfinite(value):
         return value
     raise NonFiniteLossError(
