@@ -12,6 +12,7 @@ from runtime.random_runs import random_run
 from foretune.contract import TrainingConfig
 from foretune.errors import ConfigError, UnsupportedError
 from foretune.memory import estimate_memory
+from foretune.runtime.load import model_config
 from foretune.runtime.step import TrainingStep
 from foretune.runtime.trace import Trace, trace_memory
 from foretune.runtime.trace.recorder import Recorder
@@ -159,6 +160,17 @@ def test_a_program_that_never_ends_is_refused_by_name(monkeypatch: pytest.Monkey
 def test_config_keys_that_swap_internals_are_refused_before_anything_is_built(key: str) -> None:
     with pytest.raises(UnsupportedError, match=key):
         trace_memory(config(), shape_of(SMALL), {**SMALL, key: "eager"})
+
+
+@pytest.mark.parametrize("key", ["_attn_implementation_internal", "auto_map", "trust_remote_code"])
+def test_so_they_are_inside_a_part(key: str) -> None:
+    with pytest.raises(UnsupportedError, match=rf"vision_config\.{key}"):
+        model_config({**SMALL, "vision_config": {key: "x"}}, attention="sdpa")
+
+
+def test_what_transformers_notes_about_itself_is_left_out() -> None:
+    noted = {"_name_or_path": "a/b", "_commit_hash": None, "_sliding_window_pattern": 6}
+    assert model_config({**SMALL, **noted}, attention="sdpa").name_or_path == ""
 
 
 def test_what_transformers_refuses_is_one_error() -> None:
