@@ -166,9 +166,7 @@ def test_cases_035_039_122_dtypes_and_places_are_read_from_the_living_model(tmp_
     assert effective(record, "device") == {"cpu"}
 
 
-def test_case_027_a_card_without_bf16_is_refused_before_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_case_027_a_card_without_bf16_is_refused_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from foretune.api import find_device
     from foretune.devices.detect import Detection
     from foretune.runtime import preflight
@@ -233,9 +231,7 @@ def test_case_109_another_base_than_the_one_of_the_run_is_refused(tmp_path: Path
         evaluated(tmp_path / "run")
 
 
-def test_case_109_the_resolved_commit_is_recorded_and_evaluated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_case_109_the_resolved_commit_is_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`main` of a cached repository moves after the run: the run's own commit is loaded again."""
     import shutil
 
