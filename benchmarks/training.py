@@ -1,4 +1,4 @@
-"""Real tokens a second of a run: foretune beside a bare loop and TRL's SFTTrainer, each in a process of its own, in turn.
+"""Real tokens a second of a run: foretune beside a bare loop and TRL's SFTTrainer, each in its own process, in turn.
 
     python benchmarks/training.py MODEL_FOLDER [--rounds N] [--trl PYTHON] [--packing]
 
@@ -19,35 +19,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-WORDS = [
-    "the",
-    "answer",
-    "of",
-    "a",
-    "model",
-    "is",
-    "learnt",
-    "from",
-    "rows",
-    "that",
-    "people",
-    "write",
-    "with",
-    "names",
-    "numbers",
-    "such",
-    "as",
-    "three",
-    "or",
-    "seven",
-    "and",
-    "questions",
-    "lists",
-    "code",
-    "exclamations",
-    "now",
-    "then",
-]
+TEXT = (
+    "the answer of a model is learnt from rows that people write with names numbers such as three or seven and "
+    "questions lists code exclamations now then"
+)
+WORDS = TEXT.split()
 RANK, RATE, SEED = 8, 1e-4, 0
 
 
