@@ -12,6 +12,7 @@ from foretune.memory.components import FORMULAS
 from foretune.memory.families import DECODERS
 from foretune.memory.interval import error_classes, intervals_around
 from foretune.memory.overhead import context_bytes, host_need
+from foretune.memory.packing import KEEP_APART, LEAKS
 from foretune.memory.qualify import REFUSED_SETTINGS
 
 __all__ = ["memory_page"]
@@ -75,12 +76,27 @@ ADDING = """### Adding a version of a library
 5. `python scripts/golden_traces.py`, `python scripts/fingerprints.py` and `python scripts/predictions.py` record what
    moved; say why in the commit, and raise `ESTIMATOR_VERSION`.
 """
+PACKED_TEXT = """## Packed rows
+
+With `batch.packing: true` the step passes positions that begin at 0 for each example, and neither a mask nor a cache.
+Transformers then finds the examples in the positions and makes a mask of every row, [B, 1, S, S]: for sdpa of truth
+values, which torch turns into one that is added, and for eager attention one that is added. Keys and values are
+repeated for grouped heads, and a kernel that takes a mask runs: memory-efficient, cuDNN's or math, never flash. Both
+engines have these events, and the trace's are those of torch's profiler on a CPU; on a GPU packed rows are measured
+nowhere. A micro batch whose rows hold one example each makes no mask, and needs less.
+
+Whether a class keeps examples apart was checked by running it: a small model's logits of packed examples against those
+of the same examples alone, in fp32, to 1e-4. These do not, and are refused by name in estimate and trace, as is a type
+that nobody has checked, Falcon with linear biases (they count the tokens of the whole row, in 16 bits),
+`attention: flash_attention_2` (Transformers tells examples apart only in batches of one row, by a kernel that is not
+estimated yet) and every stack but `foretune`.
+"""
 
 
 def memory_page() -> str:
     """Put the page together."""
     parts = [INTRODUCTION, _components(), _need(), _allocator(), _operations(), _families()]
-    return "\n".join([*parts, _rules(), _profiles(), _refused()])
+    return "\n".join([*parts, _rules(), _profiles(), _packed(), _refused()])
 
 
 def attribute_texts(path: Path, class_name: str) -> dict[str, str]:
@@ -200,6 +216,14 @@ def _split(text: str) -> tuple[str, str, str]:
         what, _, learnt = what.partition("Learnt on")
     found = re.search(r"\(([^()]*\.(?:py|cpp|cuh?|h)[^()]*)\)", what)
     return what, source or (found[1] if found else ""), learnt
+
+
+def _packed() -> str:
+    rows = [f"| {', '.join(f'`{name}`' for name in leak.families)} | {leak.because} |" for leak in LEAKS]
+    kept = ", ".join(f"`{name}`" for name in sorted(KEEP_APART))
+    return "\n".join(
+        [PACKED_TEXT, "| types | why not |", "| --- | --- |", *rows, "", f"They are kept apart by {kept}.\n"]
+    )
 
 
 def _refused() -> str:

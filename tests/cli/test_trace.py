@@ -310,7 +310,7 @@ def test_a_loop_without_a_chunked_loss_says_so(call) -> None:
 @pytest.mark.parametrize(
     ("field", "words"),
     [
-        ("batch.packing", ("--set", "batch.packing=true")),
+        ("batch.packing", ("--set", "batch.packing=true", "--attention", "flash_attention_2")),
         ("device", ("--set", "device=cpu", "--dtype", "fp32")),
     ],
 )

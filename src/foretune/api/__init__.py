@@ -340,7 +340,7 @@ def trace(
     """
     from foretune.runtime.border import foreign_border
     from foretune.runtime.libraries import libraries_for, require_libraries
-    from foretune.runtime.qualify import require_runnable, require_same_class
+    from foretune.runtime.qualify import require_rows_apart, require_runnable, require_same_class
 
     require_runnable(config, stack)
     if device is not None:
@@ -350,6 +350,7 @@ def trace(
     if shape is None:
         shape = resolve_model(source.id, revision=source.revision, offline=offline)
     require_same_class(shape, stack)
+    require_rows_apart(config, shape)
     if raw_config is None:
         raw_config = resolve_config(source.id, revision=source.revision, offline=offline)
     with foreign_border(shape.id, config.attention) as remarks:

@@ -249,7 +249,8 @@ def _assumptions(
 ) -> tuple[str, ...]:
     """State in words what the figures rest on."""
     batch = config.batch
-    texts = [f"Every row has {batch.sequence_length:,} tokens, padded where it is shorter."]
+    rows = "of several examples" if batch.packing else "padded where it is shorter"
+    texts = [f"Every row has {batch.sequence_length:,} tokens, {rows}."]
     if device is None or device.compute_capability is None:
         texts.append("The device's compute capability is taken to be 8.0 or later, on Linux.")
     if shape.model_type in REMOTE_CODE_TYPES:
@@ -298,6 +299,8 @@ def _untested_paths(
         texts.append("the 8-bit base (no column is taken to have outliers)")
     if config.loss == "liger":
         texts.append("Liger's loss on this stack")
+    if config.batch.packing:
+        texts.append("packed rows (their masks, and the attention kernel that takes one)")
     if config.lora is not None and config.lora.use_dora and config.quantization is not None:
         texts.append("DoRA on a quantized base")
     tokens = config.batch.micro_batch_size * config.batch.sequence_length
