@@ -311,7 +311,6 @@ def test_a_loop_without_a_chunked_loss_says_so(call) -> None:
     ("field", "words"),
     [
         ("batch.packing", ("--set", "batch.packing=true", "--attention", "flash_attention_2")),
-        ("device", ("--set", "device=cpu", "--dtype", "fp32")),
     ],
 )
 def test_what_the_runtime_has_no_code_for_is_refused_by_name(call, field: str, words: tuple[str, ...]) -> None:

@@ -29,10 +29,18 @@ class _Refusal(NamedTuple):
     what: str
     instead: str
     is_traced: bool = False
-    """The trace runs it, as an experiment that no measurement has touched."""
+    """The trace runs it."""
 
 
-REFUSED_SETTINGS = (_Refusal("device", "cpu", "the memory of a run on the CPU", "Set device: cuda."),)
+REFUSED_SETTINGS = (
+    _Refusal(
+        "device",
+        "cpu",
+        "the memory of a run on the CPU",
+        "`foretune trace` answers for it; or set device: cuda.",
+        is_traced=True,
+    ),
+)
 """Each is refused by `estimate`, and by `trace` too unless it says so."""
 
 

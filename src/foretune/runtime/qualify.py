@@ -1,7 +1,7 @@
 """What the runtime does not run yet, refused by name before anything is imported or built."""
 
 from foretune.contract import TrainingConfig
-from foretune.errors import UnsupportedError
+from foretune.errors import Problem, UnsupportedError
 from foretune.memory.packing import packed_model_problems
 from foretune.memory.qualify import class_problems, setting_problems
 from foretune.memory.stack import StackProfile
@@ -13,6 +13,9 @@ __all__ = ["require_rows_apart", "require_runnable", "require_same_class"]
 def require_runnable(config: TrainingConfig, stack: StackProfile) -> None:
     """Raise UnsupportedError for every setting that the runtime has no code for on this stack, all at once."""
     problems = setting_problems(config, stack, "traced")
+    if config.device == "cpu" and stack.loss != "own":
+        text = f"device is cpu: how the stack {stack.name} runs there is not traced."
+        problems.append(Problem(text, "Take the stack foretune, or set device: cuda.", None, "device"))
     if problems:
         raise UnsupportedError.of(problems)
 
