@@ -11,7 +11,7 @@ from foretune.contract import TrainingConfig, fingerprint
 from foretune.data import DataStats, open_store, split_rows
 from foretune.errors import ConfigError, DataError, UnsupportedError
 from foretune.evidence import BaseIdentity, DataIdentity, Hardware, Padding, RunRecord, read_record
-from foretune.memory import Fit, MemoryEstimate, assess_fit
+from foretune.memory import Fit, MemoryEstimate
 from foretune.models import ModelShape, WeightFiles, find_weights, resolve_config, resolve_model
 from foretune.runtime.preparation import Preparation, PreparedRows, Progress, prepare_rows
 from foretune.values import Value
@@ -132,7 +132,7 @@ def plan_run(
     note(record)
     rows = yield from _rows(config, asked, cache, output)
     work = _work(config, rows)
-    prediction, fit, why = _Needs(work.widest_config, target, asked).predict()
+    prediction, fit, why = _Needs(work.widest_config, target, asked.allow_infeasible).predict()
     disk = require_disk(config, target.facts, _artifact_bytes(prediction, target.facts))
     record = record.with_(
         data=rows.identity,
@@ -247,12 +247,14 @@ def _require_output(config: TrainingConfig, asked: Request) -> Path:
 
 def _require_qualified(config: TrainingConfig, shape: ModelShape) -> None:
     from foretune.memory import FORETUNE, published_quantized_because
-    from foretune.runtime.qualify import require_same_class
+    from foretune.runtime.qualify import require_rows_apart, require_runnable, require_same_class
 
     because = published_quantized_because(shape)
     if because is not None:
         raise UnsupportedError(because, hint="Name an unquantized checkpoint.", field="model.id")
+    require_runnable(config, FORETUNE)
     require_same_class(shape, FORETUNE)
+    require_rows_apart(config, shape)
     if shape.refuses_sdpa and config.attention == "sdpa":
         raise UnsupportedError(
             f"attention is sdpa, which Transformers refuses for {shape.id} ({shape.model_type}).",
@@ -360,62 +362,47 @@ class _Needs(NamedTuple):
 
     config: TrainingConfig
     target: _Target
-    asked: Request
+    allow_infeasible: bool
 
     def predict(self) -> tuple[MemoryEstimate | None, Fit | None, list[str]]:
-        """Return the prediction, how it fits, and what there is to say about that. Raises ConfigError: it does not."""
+        """Return the prediction, how it fits, and what there is to say about that. Raises ConfigError: it does not.
+
+        Estimated; traced where no estimate is written, and on a CPU, whose kernels only the trace knows.
+        """
         try:
-            prediction = self._prediction()
+            found = self._estimated() if self.target.device is not None else None
+            prediction, fit = found or self._traced()
         except UnsupportedError as error:
             return None, None, [f"There is no prediction of the memory: {error.message}"]
-        fit = None
-        if self.target.device is not None:
-            fit = assess_fit(prediction, self.config, self.target.shape, self.target.device)
-            self._require_fit(fit)
-            if fit.verdict in ("tight", "unknown"):
-                return prediction, fit, [f"Memory is {fit.verdict}: {fit.because}"]
-        else:
-            self._require_host(prediction)
-        return prediction, fit, []
+        if fit is None:
+            return prediction, None, []
+        self._require_fit(fit)
+        return prediction, fit, [] if fit.verdict == "fits" else [f"Memory: {fit.verdict}. {fit.because}"]
 
-    def _prediction(self) -> MemoryEstimate:
-        """Estimate; trace where no estimate is written, and on a CPU, whose kernels only the trace knows."""
+    def _estimated(self) -> tuple[MemoryEstimate, Fit | None] | None:
         from foretune import api
 
-        found = None
-        if self.target.device is not None:
-            with suppress(UnsupportedError):
-                found = api.estimate(
-                    self.config,
-                    device=self.target.device,
-                    offline=self.asked.offline,
-                    shape=self.target.shape,
-                    with_changes=False,
-                ).estimate
-        if found is not None:
-            return found
-        return api.trace(
-            self.config,
-            device=self.target.device,
-            offline=self.asked.offline,
-            shape=self.target.shape,
-            raw_config=self.target.raw_config,
-            with_changes=False,
-        ).answer.estimate
+        with suppress(UnsupportedError):
+            answer = api.estimate(self.config, device=self.target.device, shape=self.target.shape)
+            if answer.estimate is not None:
+                return answer.estimate, answer.fit
+        return None
+
+    def _traced(self) -> tuple[MemoryEstimate, Fit | None]:
+        from foretune import api
+        from foretune.devices import host_memory
+
+        device = self.target.device or host_memory()
+        raw_config = self.target.raw_config
+        answer = api.trace(self.config, device=device, shape=self.target.shape, raw_config=raw_config).answer
+        return answer.estimate, answer.fit
 
     def _require_fit(self, fit: Fit) -> None:
-        if fit.verdict != "does not fit" or self.asked.allow_infeasible:
+        if fit.verdict != "does not fit" or self.allow_infeasible:
             return
         changes = "; ".join(f"{change.label} ({' '.join(change.settings)})" for change in fit.changes)
         hint = f"Nearest changes: {changes}. " if changes else ""
         raise ConfigError(f"It does not fit. {fit.because}", hint=f"{hint}--allow-infeasible runs it all the same.")
-
-    def _require_host(self, prediction: MemoryEstimate) -> None:
-        from foretune.devices import system_memory
-        from foretune.runtime.preflight import require_memory
-
-        if not self.asked.allow_infeasible:
-            require_memory(prediction.need_bytes, system_memory()[1], prediction.kind)
 
 
 def _artifact_bytes(prediction: MemoryEstimate | None, facts: Any) -> int:
