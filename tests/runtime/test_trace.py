@@ -182,7 +182,10 @@ def test_so_they_are_inside_a_part(key: str) -> None:
 
 def test_what_transformers_notes_about_itself_is_left_out() -> None:
     noted = {"_name_or_path": "a/b", "_commit_hash": None, "_sliding_window_pattern": 6}
-    assert model_config({**SMALL, **noted}, attention="sdpa").name_or_path == ""
+    ours = {"attn_implementation": "somebody/kernel", "experts_implementation": "somebody/kernel"}
+    made = model_config({**SMALL, **noted, **ours}, attention="sdpa")
+    assert (made.name_or_path, made._attn_implementation) == ("", "sdpa")
+    assert "somebody" not in str(made.to_dict())
 
 
 def test_what_transformers_refuses_is_one_error() -> None:

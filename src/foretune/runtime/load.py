@@ -38,8 +38,12 @@ embedding's weight, as it is in the checkpoint."""
 _PRODUCTS = ("Linear", "FalconLinear")
 """Classes that are a product with a weight and no more."""
 _LEFT_OUT = frozenset(
-    {"architectures", "auto_map", "dtype", "quantization_config", "torch_dtype", "transformers_version"}
+    {
+        *("architectures", "auto_map", "dtype", "quantization_config", "torch_dtype", "transformers_version"),
+        *("attn_implementation", "experts_implementation"),
+    }
 )
+"""What is ours to set, or of no meaning to a class. A kernel that a config names could be code of the hub."""
 
 
 def model_config(config: Mapping[str, Any], *, attention: str) -> PretrainedConfig:
