@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from foretune.contract import (
+    BatchSettings,
     LoadedConfig,
     Origin,
     TrainingConfig,
@@ -291,11 +292,11 @@ def estimate_lengths(
     if shape is None:
         shape = resolve_model(config.model.id, revision=config.model.revision, offline=offline)
 
-    def at_length(tokens: int) -> tuple[MemoryEstimate, Verdict | None]:
-        changed = config.with_(batch=config.batch.with_(sequence_length=tokens))
+    def with_rows(batch: BatchSettings) -> tuple[MemoryEstimate, Verdict | None]:
+        changed = config.with_(batch=batch)
         return _with_figures(estimate(changed, device=device, stack=stack, shape=shape, with_changes=False))
 
-    return answer_lengths(config, lengths, at_length)
+    return answer_lengths(config, lengths, with_rows)
 
 
 def estimate_timeline(
