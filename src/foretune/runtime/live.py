@@ -1,11 +1,12 @@
 """A fine-tune that is loaded: model, step and optimizer, made in one order for training, resuming and evaluating."""
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from foretune.contract import TrainingConfig
 from foretune.memory.components import Facts
@@ -66,9 +67,18 @@ def fingerprints(model: nn.Module) -> dict[str, tuple[nn.Parameter, int]]:
 
 
 def fingerprint(parameter: nn.Parameter) -> int:
-    """Return the fingerprint of a parameter."""
-    state = getattr(parameter, "quant_state", None)
-    return digest(parameter) if state is None else digest(parameter) ^ digest(state.absmax)
+    """Return the fingerprint of a parameter, to be compared within this process."""
+    return hash((digest(parameter), *map(digest, _scales(getattr(parameter, "quant_state", None)))))
+
+
+def _scales(state: Any) -> Iterator[Tensor]:
+    """Yield what turns 4-bit numbers into weights: the scales of blocks, and with double quantization those of them."""
+    if state is None:
+        return
+    yield state.absmax
+    if state.nested:
+        yield state.offset
+        yield from _scales(state.state2)
 
 
 def assemble(
