@@ -8,10 +8,12 @@ import torch
 import torch.nn.functional as F
 from memory.runs import SMALL, all_layers, canonical, shape_of
 from runtime.random_runs import random_run
+from transformers import AutoConfig
 
 from foretune.contract import TrainingConfig
 from foretune.errors import ConfigError, UnsupportedError
 from foretune.memory import estimate_memory
+from foretune.runtime.load import model_config
 from foretune.runtime.step import TrainingStep
 from foretune.runtime.trace import Trace, trace_memory
 from foretune.runtime.trace.recorder import Recorder
@@ -159,6 +161,16 @@ def test_a_program_that_never_ends_is_refused_by_name(monkeypatch: pytest.Monkey
 def test_config_keys_that_swap_internals_are_refused_before_anything_is_built(key: str) -> None:
     with pytest.raises(UnsupportedError, match=key):
         trace_memory(config(), shape_of(SMALL), {**SMALL, key: "eager"})
+
+
+def test_what_transformers_itself_writes_into_a_config_is_taken() -> None:
+    """Gemma 3 and OPT; a class of Transformers has written every one of these into its config.json."""
+    opt = AutoConfig.for_model("opt", num_hidden_layers=1, _remove_final_layer_norm=True)
+    gemma = AutoConfig.for_model("gemma3_text", num_hidden_layers=12)
+    written = [json.loads(each.to_json_string(use_diff=False)) for each in (opt, gemma)]
+    assert {"_remove_final_layer_norm", "_sliding_window_pattern"} <= {*written[0], *written[1]}
+    assert model_config(written[0], attention="eager")._remove_final_layer_norm is True
+    assert model_config(written[1], attention="eager").layer_types == gemma.layer_types
 
 
 def test_what_transformers_refuses_is_one_error() -> None:

@@ -37,8 +37,11 @@ embedding's weight, as it is in the checkpoint."""
 
 _PRODUCTS = ("Linear", "FalconLinear")
 """Classes that are a product with a weight and no more."""
-_NAMES = frozenset({"_name_or_path", "_commit_hash"})
-"""What Transformers wrote into a config about itself; it changes nothing about the model."""
+_NAMES = frozenset({"_name_or_path", "_commit_hash", "_sliding_window_pattern"})
+"""What Transformers wrote into a config about itself; it changes nothing about the model (Gemma 3: the pattern is
+read from another key, and `layer_types` holds what came of it)."""
+_FIELDS = frozenset({"_remove_final_layer_norm"})
+"""Fields of a class that begin as internals do (OPT)."""
 _LEFT_OUT = _NAMES | {
     "architectures",
     "auto_map",
@@ -81,7 +84,8 @@ def model_config(config: Mapping[str, Any], *, attention: str) -> PretrainedConf
 
 def _refused_keys(config: Mapping[str, Any]) -> list[str]:
     """Return the keys that swap a model's internals or run code (CVE-2026-4372)."""
-    found = [key for key in config if (key.startswith("_") and key not in _NAMES) or key == "trust_remote_code"]
+    known = _NAMES | _FIELDS
+    found = [key for key in config if (key.startswith("_") and key not in known) or key == "trust_remote_code"]
     for key, value in config.items():
         if isinstance(value, Mapping):
             found += [f"{key}.{inner}" for inner in _dangerous(value)]
