@@ -48,9 +48,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma2": _TEXT,
     "gemma3": {"text_config": _TEXT, "vision_config": _VISION, "mm_tokens_per_image": 4},
     "glm4_moe": {**_TEXT, **_EXPERTS, "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1},
+    "gemma3_text": _TEXT,
+    "hunyuan_v1_moe": {**_TEXT, "num_experts": 4},
+    "ernie4_5_moe": {**_TEXT, **_EXPERTS, "moe_num_experts": 4},
+    "opt": {**_TEXT, "ffn_dim": 64, "word_embed_proj_dim": 32},
+    "bloom": {"vocab_size": 440, "hidden_size": 32, "n_layer": 2, "n_head": 4},
     "gpt_oss": {**_TEXT, "num_local_experts": 4, "num_experts_per_tok": 2},
 }
-"""Tiny models that have something of their own: tied embeddings, soft caps, a tower, a router kept in fp32, sinks."""
+"""Tiny models that have something of their own: tied embeddings, soft caps, a tower, routers kept or made in fp32,
+weights that no gradient reaches, heads of which the backbone knows nothing, distances for positions, sinks."""
 
 
 @functools.cache

@@ -23,6 +23,7 @@ from runs.planted import (
     moved,
     one_element,
     query,
+    recast,
     some_trained,
     state,
 )
@@ -148,7 +149,9 @@ def test_what_is_as_asked_for_is_no_deviation(name: str) -> None:
 
 
 @pytest.mark.parametrize("fields", [{}, {"precision": BF16, "lora": None}, FOUR], ids=["lora", "full", "nf4"])
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gemma3", "glm4_moe"])
+@pytest.mark.parametrize(
+    "family", ["llama", "gemma2", "gemma3", "gemma3_text", "glm4_moe", "hunyuan_v1_moe", "ernie4_5_moe"]
+)
 def test_families_with_something_of_their_own_are_no_deviation(family: str, fields: dict[str, Any]) -> None:
     attention = "eager" if family == "gemma2" else "sdpa"
     live = alive(made_config(family_folder(family), attention=attention, **fields))
@@ -167,6 +170,22 @@ def test_what_a_class_keeps_in_fp32_is_no_deviation(monkeypatch: pytest.MonkeyPa
     assert not fields_that_differ(only_fp16, "before")
     only_fp16.base._keep_in_fp32_modules = set()
     assert fields_that_differ(only_fp16, "before") == {"precision.dtype"}
+
+
+def test_what_a_class_makes_in_fp32_is_no_deviation_and_nothing_else_is() -> None:
+    live = alive(made_config(family_folder("hunyuan_v1_moe"), precision=BF16))
+    in_fp32 = [name for name, (each, _) in live.loaded.items() if each.dtype == torch.float32]
+    assert in_fp32 == [f"model.layers.{number}.mlp.gate.wg.weight" for number in range(2)]
+    recast(live.base.model.norm.weight, torch.float32)
+    assert "precision.dtype" in fields_that_differ(live, "before")
+
+
+def test_what_a_class_leaves_out_of_training_is_frozen_though_loading_forgets_it() -> None:
+    base = loaded(made_config(family_folder("ernie4_5_moe")))
+    bias = "model.layers.1.mlp.gate.moe_statics.e_score_correction_bias"
+    assert base.get_parameter(bias).requires_grad
+    live = alive(made_config(family_folder("ernie4_5_moe"), lora=None), base)
+    assert {name for name, each in live.model.named_parameters() if not each.requires_grad} == {bias}
 
 
 def test_norms_in_fp32_beside_a_quantized_base_are_no_deviation() -> None:
@@ -226,9 +245,10 @@ def test_a_leak_between_packed_examples_is_found(leak: str, fields: dict[str, An
     require_caught(live, "after", "packed examples", packed())
 
 
-def test_a_model_that_leaks_in_transformers_is_found() -> None:
-    """GptOssModel makes its masks without the positions (5.24), so nothing keeps packed examples apart."""
-    live = alive(made_config(family_folder("gpt_oss"), attention="eager"))
+@pytest.mark.parametrize("family", ["gpt_oss", "opt", "bloom"])
+def test_a_model_that_leaks_in_transformers_is_found(family: str) -> None:
+    """Their classes make masks without the positions (5.24), so nothing keeps packed examples apart."""
+    live = alive(made_config(family_folder(family), attention="eager", precision=BF16))
     assert not fields_that_differ(live, "before")
     require_caught(live, "before", "packed examples", packed())
 

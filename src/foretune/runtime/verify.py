@@ -3,6 +3,7 @@
 Everything is looked at before the first update and after the last one, and every difference is told at once.
 """
 
+import copy
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
@@ -14,9 +15,9 @@ from foretune.contract import LoraSettings, OptimizerSettings, QuantizationSetti
 from foretune.errors import Problem, VerificationError
 from foretune.evidence import Check
 from foretune.runtime.digest import digest
-from foretune.runtime.isolation import differences
+from foretune.runtime.isolation import apart
 from foretune.runtime.live import Live, fingerprint
-from foretune.runtime.load import DTYPES, decoder_linears, eight_bit_layers, four_bit_layers
+from foretune.runtime.load import DTYPES, build_model, decoder_linears, eight_bit_layers, four_bit_layers
 from foretune.runtime.update import Batch
 
 __all__ = ["observe", "require_verified"]
@@ -96,16 +97,21 @@ def _tensors(live: Live) -> Iterator[Tensor]:
 
 def _formats(live: Live) -> Iterator[Found]:
     precision = live.config.precision
-    base, adapters, whole = [], [], []
+    base, adapters, whole = {}, [], []
     quantized = {id(layer.weight) for _, layer in (*four_bit_layers(live.model), *eight_bit_layers(live.model))}
+    names = {id(parameter): name for name, (parameter, _) in live.loaded.items()}
     for name, parameter in live.model.named_parameters():
         if ".lora_" in name:
             adapters.append(parameter)
         elif ".modules_to_save." in name:
             whole.append(parameter)
-        elif id(parameter) not in quantized and not _may_be_fp32(live, name, parameter):
-            base.append(parameter)
-    yield "precision.dtype", precision.dtype, _dtypes(base)
+        elif id(parameter) not in quantized:
+            base[names.get(id(parameter), name)] = parameter
+    in_fp32 = {name: parameter for name, parameter in base.items() if parameter.dtype == torch.float32}
+    if in_fp32 and precision.dtype != "fp32":
+        for name in _kept_in_fp32(live, in_fp32):
+            del base[name]
+    yield "precision.dtype", precision.dtype, _dtypes(base.values())
     if adapters:
         yield "precision.adapter_dtype", precision.adapter_dtype, _dtypes(adapters)
     if whole:  # PEFT copies these modules as they are
@@ -113,16 +119,20 @@ def _formats(live: Live) -> Iterator[Found]:
     yield "device", live.config.device, _listed(Counter(tensor.device.type for tensor in _tensors(live)))
 
 
-def _may_be_fp32(live: Live, name: str, parameter: nn.Parameter) -> bool:
-    """Whether it is in fp32 and may be: a norm beside a quantized base (PEFT's preparation does so), or what its class
-    keeps so (modeling_utils.py, _get_dtype_plan)."""
-    if parameter.dtype != torch.float32:
-        return False
-    kept = set(getattr(live.base, "_keep_in_fp32_modules_strict", None) or ())
-    if live.config.precision.dtype == "fp16":
-        kept |= set(getattr(live.base, "_keep_in_fp32_modules", None) or ())
-    is_norm = live.config.quantization is not None and parameter.dim() == 1
-    return is_norm or any(key in name for key in kept)
+def _kept_in_fp32(live: Live, in_fp32: dict[str, nn.Parameter]) -> Iterator[str]:
+    """Yield the names of what may be in fp32: norms beside a quantized base (PEFT's preparation makes them so), what
+    the class lists (modeling_utils.py, _get_dtype_plan), and what it makes so whatever the dtype."""
+    config = live.config
+    listed = set(getattr(live.base, "_keep_in_fp32_modules_strict", None) or ())
+    if config.precision.dtype == "fp16":
+        listed |= set(getattr(live.base, "_keep_in_fp32_modules", None) or ())
+    dtype = DTYPES[config.precision.dtype]
+    made = build_model(copy.deepcopy(live.base.config), dtype=dtype, device="meta", attention=config.attention)
+    of_class = {name for name, parameter in made.named_parameters() if parameter.dtype == torch.float32}
+    for name, parameter in in_fp32.items():
+        is_norm = config.quantization is not None and parameter.dim() == 1
+        if is_norm or name in of_class or any(key in name for key in listed):
+            yield name
 
 
 def _dtypes(parameters: Iterable[Tensor]) -> str:
@@ -389,7 +399,13 @@ def _state_dtype(name: str, parameter: nn.Parameter) -> torch.dtype:
 
 
 def _isolation(live: Live, packed: Batch) -> Iterator[Found]:
-    limit = ISOLATION.get(DTYPES[live.config.precision.dtype], ISOLATION_16_BIT)
-    beyond = [each for each in differences(live, packed) if not each <= limit]  # NaN is beyond it too
-    worst = f"not isolated ({len(beyond):,} examples differ, by up to {max(beyond, default=0.0):.2g})"
-    yield "packed examples", "isolated", worst if beyond else "isolated"
+    settings = live.config.quantization
+    rounding = ISOLATION.get(DTYPES[live.config.precision.dtype], ISOLATION_16_BIT)
+    # Experts and int8's outliers take tokens of the whole row together, so others change the rounding.
+    gathers = live.facts.shape.count("experts") > 0 or (settings is not None and settings.scheme == "int8")
+    limits = rounding, rounding if gathers else 0.0
+    found = [each for each in apart(live, packed) if not (each[0] <= limits[0] and each[1] <= limits[1])]  # NaN neither
+    worst = (
+        f"not isolated ({len(found):,} examples differ, by up to {max((max(each) for each in found), default=0):.2g})"
+    )
+    yield "packed examples", "isolated", worst if found else "isolated"
