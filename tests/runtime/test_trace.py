@@ -164,13 +164,16 @@ def test_config_keys_that_swap_internals_are_refused_before_anything_is_built(ke
 
 
 def test_what_transformers_itself_writes_into_a_config_is_taken() -> None:
-    """Gemma 3 and OPT; a class of Transformers has written every one of these into its config.json."""
+    """Keys of Gemma 3 and OPT that begin as internals do, and infinity, which JSON does not have."""
     opt = AutoConfig.for_model("opt", num_hidden_layers=1, _remove_final_layer_norm=True)
     gemma = AutoConfig.for_model("gemma3_text", num_hidden_layers=12)
     written = [json.loads(each.to_json_string(use_diff=False)) for each in (opt, gemma)]
     assert {"_remove_final_layer_norm", "_sliding_window_pattern"} <= {*written[0], *written[1]}
     assert model_config(written[0], attention="eager")._remove_final_layer_norm is True
     assert model_config(written[1], attention="eager").layer_types == gemma.layer_types
+    falcon = json.loads(AutoConfig.for_model("falcon_h1", num_hidden_layers=1).to_json_string(use_diff=False))
+    assert falcon["time_step_limit"] == [0.0, {"__float__": "Infinity"}]
+    assert tuple(model_config(falcon, attention="eager").time_step_limit) == (0.0, float("inf"))
 
 
 def test_what_transformers_refuses_is_one_error() -> None:

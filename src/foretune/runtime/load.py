@@ -102,8 +102,13 @@ def _dangerous(part: Mapping[str, Any]) -> list[str]:
 
 
 def _without_bookkeeping(part: Any) -> Any:
+    """Leave out what begins with `_` below the top, and read the floats that Transformers writes as objects."""
+    if isinstance(part, list):
+        return [_without_bookkeeping(value) for value in part]
     if not isinstance(part, Mapping):
         return part
+    if part.keys() == {"__float__"} and part["__float__"] in ("Infinity", "-Infinity", "NaN"):
+        return float(part["__float__"])
     return {key: _without_bookkeeping(value) for key, value in part.items() if not str(key).startswith("_")}
 
 
