@@ -79,8 +79,12 @@ def test_a_deviation_is_found_after_the_last_update(name: str) -> None:
 # -- what only updates bring about
 
 
-def test_a_step_that_is_skipped_is_found() -> None:
-    live = alive(made_config())
+STEPPED = {"AdamW": {}, "SGD": {"optimizer": SGD.with_(momentum=0.0)}, "8-bit AdamW": {"optimizer": EIGHT_BIT_ADAM}}
+
+
+@pytest.mark.parametrize("name", STEPPED)
+def test_a_step_that_is_skipped_is_found(name: str) -> None:
+    live = alive(made_config(**STEPPED[name]))
     apply, live.optimizer.step = live.optimizer.step, lambda: None
     update(live)
     live.optimizer.step = apply
@@ -89,8 +93,9 @@ def test_a_step_that_is_skipped_is_found() -> None:
     assert "optimizer steps is 1 after the last update, and 2 was asked for." in str(said)
 
 
-def test_a_step_that_is_taken_twice_is_found() -> None:
-    live = alive(made_config())
+@pytest.mark.parametrize("name", STEPPED)
+def test_a_step_that_is_taken_twice_is_found(name: str) -> None:
+    live = alive(made_config(**STEPPED[name]))
     apply = live.optimizer.step
 
     def twice() -> None:
@@ -103,10 +108,10 @@ def test_a_step_that_is_taken_twice_is_found() -> None:
 
 
 def test_an_optimizer_that_does_nothing_is_found() -> None:
-    live = alive(made_config(optimizer=SGD.with_(momentum=0.0)))
+    live = alive(made_config())
     live.optimizer.step = lambda: None
     update(live)
-    assert fields_that_differ(live, "after") == {"trained weights"}
+    assert fields_that_differ(live, "after") == {"trained weights", "optimizer states", "optimizer steps"}
 
 
 def test_a_rate_of_zero_is_found_by_what_it_leaves_unchanged() -> None:

@@ -43,6 +43,8 @@ class Live:
     """In all processes of the run: what the optimizer has counted."""
     updates_here: int = 0
     """In this process."""
+    steps_here: int = 0
+    """How often the optimizer was stepped in this process, by its own account."""
     initial: dict[str, int] = field(default_factory=dict)
     """Fingerprints of the trained parameters before the first update of this process."""
 
@@ -107,9 +109,14 @@ def assemble(
 def make_live_optimizer(live: Live) -> None:
     """Give it its optimizer, and for fp16 the scaler that keeps small gradients from vanishing."""
     live.optimizer = make_optimizer(live.config.optimizer, list(live.trained.values()))
+    live.optimizer.register_step_post_hook(lambda *_: _count_step(live))
     if live.config.precision.dtype == "fp16":
         live.scaler = torch.amp.GradScaler(live.device.type)
     remember(live)
+
+
+def _count_step(live: Live) -> None:
+    live.steps_here += 1
 
 
 def remember(live: Live) -> None:

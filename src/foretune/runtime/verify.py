@@ -335,6 +335,9 @@ def _optimizer(live: Live, moment: Moment) -> Iterator[Found]:
         yield "optimizer.implementation", settings.kernel, _listed(kernels)
     if moment == "after" and live.updates_applied and (settings.name != "sgd" or settings.momentum > 0):
         yield from _states(live)
+    if moment == "after" and settings.name == "sgd" and live.scaler is None:
+        # Its states count nothing. A scaler steps it even where an update is to be skipped.
+        yield "optimizer steps", f"{live.updates_here:,}", f"{live.steps_here:,}"
 
 
 def _rates(live: Live) -> tuple[str, str]:
@@ -379,7 +382,7 @@ def _states(live: Live) -> Iterator[Found]:
     elsewhere = Counter(str(state.device) for parameter, state in kept if _is_elsewhere(state, parameter))
     beside = "beside their weights"
     yield "optimizer states (device)", beside, _listed(elsewhere) if elsewhere else beside
-    if name != "sgd":  # torch's SGD counts nothing
+    if name != "sgd":
         steps = Counter(str(int(state["step"])) for state in states.values() if "step" in state)
         yield "optimizer steps", f"{live.updates_applied:,}", _listed(steps)
 
