@@ -207,7 +207,7 @@ def _adapters(live: Live) -> Iterator[Found]:
     for name, value in (("rank", lora.rank), ("scaling", _scaling(lora)), ("dropout", lora.dropout)):
         values = Counter(f"{_adapter_value(each, name):g}" for each in layers.values())
         yield f"lora.{name}", f"{value:g}", _listed(values)
-    # Since PEFT 0.16 the variant decides what runs, and the flag of old is kept beside it.
+    # The variant decides what runs; the flag of old is only kept beside it (peft#2443).
     variants = Counter("DoRA" if _has_dora(each) else "LoRA" for each in layers.values())
     yield "lora.use_dora", "DoRA" if lora.use_dora else "LoRA", _listed(variants)
     resting = [name for name, each in live.model.named_modules() if _is_bypassed(each)]
