@@ -35,6 +35,7 @@ from foretune.values import Value, encode_json
 __all__ = [
     "ProgressState",
     "checkpoints",
+    "discard_checkpoints_after",
     "first_progress",
     "load_checkpoint",
     "prune_checkpoints",
@@ -171,6 +172,13 @@ def prune_checkpoints(folder: Path, keep: int, pinned: int | None) -> None:
     """Remove all but the newest `keep`, and the one that is pinned (the best by evaluation)."""
     for update, path in checkpoints(folder)[:-keep]:
         if update != pinned:
+            remove_folder(path)
+
+
+def discard_checkpoints_after(folder: Path, update: int) -> None:
+    """Remove checkpoints of later updates: damaged ones, which would stand in the way of those that come."""
+    for later, path in checkpoints(folder):
+        if later > update:
             remove_folder(path)
 
 

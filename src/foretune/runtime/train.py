@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from foretune.runtime.border import quietly
 from foretune.runtime.checkpoint import (
     ProgressState,
     checkpoints,
+    discard_checkpoints_after,
     load_checkpoint,
     prune_checkpoints,
     read_progress,
@@ -128,9 +130,9 @@ def train_run(
     Raises OutOfMemoryError, VerificationError, NonFiniteLossError, SaveError, InterruptedRunError, RunError.
     """
     run = _Run(plan, folder, interrupts, meter)
-    with interrupts.shielded():
-        folder.begin(plan.record, plan.config)
     try:
+        with interrupts.shielded():
+            folder.begin(plan.record, plan.config)
         with running(lambda: meter.phase):
             _import_libraries(plan.config)
             meter.begin()
@@ -224,7 +226,8 @@ class _Run:
         if checkpoint is not None:
             load_checkpoint(checkpoint, self.live)
             remember(self.live)
-            self.folder.forget_after(self.progress.update)
+        discard_checkpoints_after(self.folder.checkpoints, self.progress.update)
+        self.folder.forget_after(self.progress.update, {each.update for each in self.progress.evaluations})
 
     def _verify(self, moment: Any) -> None:
         checks = require_verified(self.live, moment, self._first_packed())
@@ -417,18 +420,19 @@ class _Run:
                 example_ids=self.plan.example_ids,
             )
             self._finish(outcome="success", artifact=path.name)
+            self.interrupts.finish()
         return RunFinished(folder=str(self.folder.path), record=self.record)
 
     def end(self, error: ForetuneError) -> None:
         """End the record with a failure; one that has its artifact stays as it is."""
         if self.record.is_success:
             return
-        error.record = str(self.folder.path / "record.json")
-        with self.interrupts.shielded():
+        with suppress(Stopped), self.interrupts.shielded():  # what came meanwhile ends what is ending
             try:
                 self._finish(outcome=outcome_of(error), failure=failure_of(error))
-            except ForetuneError:  # the disk does not take it: the record goes on to say `started`
-                error.record = None
+            except SaveError:  # the disk does not take it: the record goes on to say `started`
+                return
+            error.record = str(self.folder.path / RECORD)
 
     def _finish(self, **changes: Any) -> None:
         is_oom = changes.get("outcome") == "oom"
@@ -448,8 +452,9 @@ class _Run:
         )
 
     def _note(self, **changes: Any) -> None:
-        self.record = self.record.with_(**changes)
-        self.folder.write(self.record)
+        noted = self.record.with_(**changes)
+        self.folder.write(noted)
+        self.record = noted
 
 
 def resume_plan(plan: RunPlan, folder: RunFolder) -> tuple[RunPlan, Path | None]:
