@@ -18,6 +18,16 @@ RUN = ("train", "run.yaml", "--workers", "1")
 RESUME = (*RUN, "--resume")
 
 
+SHORT: dict[str, Any] = {
+    "num_rows": 10,
+    "schedule__epochs": 2.0,
+    "schedule__warmup_updates": 1,
+    "checkpoint__every_updates": 1,
+    "checkpoint__keep": 1,
+}
+"""Four updates, of 3 and 1 micro batches, with a checkpoint after each, of which the newest and the best are kept."""
+
+
 def write_busy_config(folder: Path, **changes: Any) -> Path:
     """Write `run.yaml`: three epochs of three updates, of 3, 3 and 2 micro batches, with dropout, warm-up, a held-out
     part and checkpoints. `lora=None` trains every weight; the model itself has dropout then.

@@ -4,9 +4,12 @@ A fork of pytest itself would take its threads' locks with it. The server has on
 begins as a new process does once everything is imported. Requests and answers are lines of JSON.
 """
 
+import ctypes
+import gc
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -111,8 +114,9 @@ def fork_server() -> Iterator[ForkServer]:
 class _Faults:
     """Counts the points at which a run is about to touch the disk, and lets something happen at one of them.
 
-    point: the name of the point; without it all count. number: which of them, from 1. kind: kill, signal or error.
+    point: the name of the point; without it all count. number: which of them, from 1. kind: kill, signal, error, fill.
     signal: which; twice: a second one right after. error: the errno. lasts: it happens from there on.
+    spare: bytes that a disk of the child's own (`own_disk`) has left when it is filled.
     log: a file that gets the names of all points.
     """
 
@@ -137,6 +141,9 @@ class _Faults:
         elif fault["kind"] == "signal":
             for _ in range(1 + fault.get("twice", False)):
                 os.kill(os.getpid(), fault["signal"])
+        elif fault["kind"] == "fill":
+            free = shutil.disk_usage(fault["own_disk"]).free
+            (Path(fault["own_disk"]) / "ballast").write_bytes(b"." * max(0, free - fault["spare"]))
         # A folder is removed by calls whose errors are passed over; an error of the hook's own would prove nothing.
         elif not point.startswith("remove "):
             raise OSError(fault["error"], os.strerror(fault["error"]))
@@ -151,9 +158,7 @@ def _run_child(request: dict[str, Any]) -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.chdir(folder)
     os.environ["FORETUNE_CACHE"], os.environ["HF_HOME"] = str(folder.parent / "kept"), str(folder / "no-cache")
-    sys.stdin, sys.stdout, sys.stderr = (
-        open(number, mode, closefd=False) for number, mode in ((0, "r"), (1, "w"), (2, "w"))
-    )
+    sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, mode) for number, mode in ((0, "r"), (1, "w"), (2, "w")))
     for number in fault.get("ignored", ()):
         signal.signal(number, signal.SIG_IGN)
     faults = _Faults(fault)
@@ -165,6 +170,8 @@ def _run_child(request: dict[str, Any]) -> None:
         import resource
 
         resource.setrlimit(resource.RLIMIT_FSIZE, (fault["file_bytes"], fault["file_bytes"]))
+    if "own_disk" in fault:
+        _mount_own_disk(Path(fault["own_disk"]))
     from foretune.cli.app import main
 
     try:
@@ -172,7 +179,22 @@ def _run_child(request: dict[str, Any]) -> None:
     except SystemExit as end:
         sys.stdout.flush()
         sys.stderr.flush()
+        if "own_disk" in fault:  # nobody else can see what lies there
+            shutil.copytree(f"{fault['own_disk']}/run", folder / "run")
         os._exit(int(end.code or 0))
+
+
+def _mount_own_disk(place: Path) -> None:
+    """Mount a small disk that this process alone sees (user_namespaces(7), mount_namespaces(7))."""
+    user, group = os.getuid(), os.getgid()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(0x10020000):  # CLONE_NEWUSER | CLONE_NEWNS
+        raise OSError(ctypes.get_errno(), "unshare")
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"0 {user} 1")
+    Path("/proc/self/gid_map").write_text(f"0 {group} 1")
+    if libc.mount(b"none", os.fsencode(place), b"tmpfs", 0, b"size=64m"):
+        raise OSError(ctypes.get_errno(), "mount")
 
 
 # -- the server
@@ -233,21 +255,25 @@ def _import_everything() -> None:
 
     torch.set_num_threads(1)
     import peft  # noqa: F401
+    import ruamel.yaml  # noqa: F401
     import transformers.models.llama.modeling_llama  # noqa: F401
 
     import foretune.api.evaluation
     import foretune.api.runs
     import foretune.cli.app
     import foretune.cli.train
-    import foretune.runtime.artifact
-    import foretune.runtime.train
-    import foretune.runtime.verify  # noqa: F401
+    import foretune.runtime.preflight
+    import foretune.runtime.qualify
+    import foretune.runtime.stops
+    import foretune.runtime.train  # noqa: F401
 
 
 def _serve() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a library prints must not stand among the answers
     _import_everything()
+    gc.collect()
+    gc.freeze()  # a child's collector would touch, and so copy, everything that was imported
     server = _Server()
     for line in sys.stdin:
         request = json.loads(line)

@@ -172,6 +172,7 @@ def remove_folder(folder: Path) -> None:
         with suppress(OSError):
             folder.rename(gone)
             folder = gone
+    at(f"remove what is in {folder.name}")
     shutil.rmtree(folder, ignore_errors=True)
 
 
