@@ -3,6 +3,7 @@
 import json
 from hashlib import sha256
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any, NamedTuple
 
 from runs.made_run import model_folder, settings
@@ -114,16 +115,23 @@ def staged(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in found)
 
 
-def encoders() -> list[int]:
-    """Return the processes of this machine that encode rows for a parent that is gone."""
+def encoders_of(session: int) -> list[int]:
+    """Return the processes of a session that encode rows, after a moment in which those that are ending may end."""
+    until = monotonic() + 10
+    while (found := _encoders_of(session)) and monotonic() < until:
+        sleep(0.01)
+    return found
+
+
+def _encoders_of(session: int) -> list[int]:
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
+            fields = (path / "stat").read_text().rpartition(")")[2].split()  # state, parent, group, session: proc(5)
             command = (path / "cmdline").read_bytes()
-            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
         except OSError:
             continue
-        if b"foretune.runtime.encoder" in command and parent == 1:
+        if int(fields[3]) == session and b"foretune.runtime.encoder" in command:
             found.append(int(path.name))
     return found
 

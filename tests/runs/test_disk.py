@@ -10,8 +10,7 @@ from runs.busy_run import RESUME, RUN, SHORT, Left, assert_sound, left_by, recor
 from runs.fork_server import Ended, ForkServer
 
 from foretune.errors import SaveError
-from foretune.runtime.durable import publish_folder, replace_file
-from foretune.runtime.durable import staged as staged_folder
+from foretune.runtime.durable import STAGED, publish_folder, remove_folder, replace_file
 
 CHECKPOINT = ["stage", "write state.json", "sync trained.safetensors", "write manifest.json", "rename", "published"]
 SAVE = ["save weights", "write adapter_config.json", "write artifact.json", "sync README.md", "sync tokenizer.json"]
@@ -173,7 +172,9 @@ def test_a_small_file_that_cannot_be_replaced_stays_as_it_was(tmp_path: Path, mo
 def test_a_name_that_is_taken_is_a_save_error_and_stays(tmp_path: Path) -> None:
     """An empty folder's too, whose place a plain rename would take."""
     (tmp_path / "adapter").mkdir()
-    with pytest.raises(SaveError, match="exists already"), staged_folder(tmp_path / "adapter") as draft:
-        (draft / "a").write_text("a")
+    draft = tmp_path / f"{STAGED}1"
+    draft.mkdir()
+    with pytest.raises(SaveError, match="exists already"):
         publish_folder(draft, tmp_path / "adapter")
+    remove_folder(draft)
     assert [path.name for path in tmp_path.rglob("*")] == ["adapter"]
