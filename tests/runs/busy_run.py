@@ -64,7 +64,8 @@ class Left(NamedTuple):
     checkpoints: dict[str, dict[str, str]]
     """The same of the optimizer's states, the weights and the random states."""
     evaluations: tuple[Any, ...]
-    best: int | None
+    best: tuple[int | None, str | None]
+    """The update of the best evaluation, and its checkpoint."""
 
 
 def left_by(run: Path) -> Left:
@@ -72,11 +73,13 @@ def left_by(run: Path) -> Left:
     record = record_of(run)
     assert record.outcome == "success", record.failure
     assert record.artifact is not None
+    best = record.best_update, record.best_checkpoint
+    assert best[1] is None or (run / best[1]).is_dir()
     artifact = _digests(run / record.artifact)
     del artifact[ARTIFACT]
     facts = {**json.loads((run / record.artifact / ARTIFACT).read_text()), "fingerprint": None}
     kept = {str(update): _digests(path) for update, path in checkpoints(run / "checkpoints")}
-    return Left(history(run), artifact, facts, kept, record.evaluations, record.best_update)
+    return Left(history(run), artifact, facts, kept, record.evaluations, best)
 
 
 def record_of(run: Path) -> RunRecord:

@@ -34,6 +34,7 @@ from foretune.values import Value, encode_json
 
 __all__ = [
     "ProgressState",
+    "checkpoint_name",
     "checkpoints",
     "discard_checkpoints_after",
     "first_progress",
@@ -101,6 +102,11 @@ def first_progress(record: RunRecord, base_sha256: str) -> ProgressState:
     )
 
 
+def checkpoint_name(update: int) -> str:
+    """Return what the checkpoint after an update is called."""
+    return f"update-{update:08}"
+
+
 def checkpoints(folder: Path) -> list[tuple[int, Path]]:
     """Return the checkpoints of a run's folder that are whole by name, oldest first, each with its update."""
     found = []
@@ -114,7 +120,7 @@ def checkpoints(folder: Path) -> list[tuple[int, Path]]:
 
 def save_checkpoint(folder: Path, live: Live, progress: ProgressState) -> Path:
     """Write a checkpoint below `folder`; one of the same update that is there already stays. Raises SaveError."""
-    final = folder / f"update-{progress.update:08}"
+    final = folder / checkpoint_name(progress.update)
     if final.exists():
         return final
     with staged(final) as draft:

@@ -21,6 +21,7 @@ from foretune.runtime.artifact import PromptFormat, save_artifact
 from foretune.runtime.border import quietly
 from foretune.runtime.checkpoint import (
     ProgressState,
+    checkpoint_name,
     checkpoints,
     discard_checkpoints_after,
     load_checkpoint,
@@ -226,8 +227,15 @@ class _Run:
         if checkpoint is not None:
             load_checkpoint(checkpoint, self.live)
             remember(self.live)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Leave of an earlier process what the run stands on. Its last checkpoint may have been its last act."""
         discard_checkpoints_after(self.folder.checkpoints, self.progress.update)
+        self._prune()
         self.folder.forget_after(self.progress.update, {each.update for each in self.progress.evaluations})
+        if self.record.resumed_at:
+            self._note(**self._best())
 
     def _verify(self, moment: Any) -> None:
         checks = require_verified(self.live, moment, self._first_packed())
@@ -362,12 +370,17 @@ class _Run:
         )
         self.progress = self.progress.with_(evaluations=(*self.progress.evaluations, reading))
         self.folder.append(reading)
-        self._note(evaluations=self.progress.evaluations, best_update=self._best_update())
+        self._note(evaluations=self.progress.evaluations, **self._best())
         return reading
 
-    def _best_update(self) -> int | None:
+    def _best(self) -> dict[str, Any]:
+        """Return the update of the best evaluation, and its checkpoint where that is there."""
         best = self.progress.best
-        return None if best is None else best.update
+        if best is None:
+            return {}
+        path = self.folder.checkpoints / checkpoint_name(best.update)
+        kept = str(path.relative_to(self.folder.path)) if path.is_dir() else None
+        return {"best_update": best.update, "best_checkpoint": kept}
 
     def _is_evaluated(self) -> bool:
         return any(each.update == self.progress.update for each in self.progress.evaluations)
@@ -388,13 +401,15 @@ class _Run:
     def _checkpoint(self) -> CheckpointSaved:
         with self.interrupts.shielded():
             path = save_checkpoint(self.folder.checkpoints, self.live, self.progress)
-            best = self._best_update()
-            prune_checkpoints(self.folder.checkpoints, self.plan.config.checkpoint.keep, best)
-            pinned = self.folder.checkpoints / f"update-{best:08}" if best is not None else None
-            is_there = pinned is not None and pinned.is_dir()
-            self._note(best_checkpoint=str(pinned.relative_to(self.folder.path)) if pinned and is_there else None)
+            self._prune()
+            self._note(**self._best())
         self.saved_at = monotonic()
         return CheckpointSaved(update=self.progress.update, path=str(path))
+
+    def _prune(self) -> None:
+        best = self.progress.best
+        pinned = None if best is None else best.update
+        prune_checkpoints(self.folder.checkpoints, self.plan.config.checkpoint.keep, pinned)
 
     # -- the end
     def _save(self) -> RunFinished:
