@@ -4,15 +4,18 @@ import ast
 import inspect
 import re
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 
 import foretune
-from foretune.memory import PROFILES, allocator
+from foretune.memory import PROFILES, allocator, heap, host
 from foretune.memory.components import FORMULAS
 from foretune.memory.families import DECODERS
 from foretune.memory.interval import error_classes, intervals_around
 from foretune.memory.overhead import context_bytes, host_need
+from foretune.memory.packing import KEEP_APART, LEAKS
 from foretune.memory.qualify import REFUSED_SETTINGS
+from foretune.units import format_bytes
 
 __all__ = ["memory_page"]
 
@@ -62,6 +65,11 @@ on stands in each answer; `docs/accuracy.md` has how well it covers.
 known). *Does not fit*: its lower end is not. *Tight*: between, or where the allocator gets by only when it empties its
 cache. *Unknown*: no budget can be told. On Windows and WSL only the card's own memory counts.
 """
+CPU_TEXT = """With `device: cpu` only `foretune trace` answers. *Tensors* are all tensors' bytes, as torch's profiler
+counts them; *process* is what the process grows by, from after its imports to its peak, and stands where a GPU's answer
+has reserved memory; there is no context. The need is the upper end of the growth's interval, to be held against what is
+free of the host's memory (`--detect`). `python benchmarks/cpu_growth.py` runs real processes beside the trace.
+"""
 ADDING = """### Adding a version of a library
 
 1. Install it, and run `python scripts/fingerprints.py --check`: every model type whose events moved is named, with the
@@ -75,12 +83,27 @@ ADDING = """### Adding a version of a library
 5. `python scripts/golden_traces.py`, `python scripts/fingerprints.py` and `python scripts/predictions.py` record what
    moved; say why in the commit, and raise `ESTIMATOR_VERSION`.
 """
+PACKED_TEXT = """## Packed rows
+
+With `batch.packing: true` the step passes positions that begin at 0 for each example, and neither a mask nor a cache.
+Transformers then finds the examples in the positions and makes a mask of every row, [B, 1, S, S]: for sdpa of truth
+values, which torch turns into one that is added, and for eager attention one that is added. Keys and values are
+repeated for grouped heads, and a kernel that takes a mask runs: memory-efficient, cuDNN's or math, never flash. Both
+engines have these events, and the trace's are those of torch's profiler on a CPU; on a GPU packed rows are measured
+nowhere. A micro batch whose rows hold one example each makes no mask, and needs less.
+
+Whether a class keeps examples apart was checked by running it: a small model's logits of packed examples against those
+of the same examples alone, in fp32, to 1e-4. These do not, and are refused by name in estimate and trace, as is a type
+that nobody has checked, Falcon with linear biases (they count the tokens of the whole row, in 16 bits),
+`attention: flash_attention_2` (Transformers tells examples apart only in batches of one row, by a kernel that is not
+estimated yet) and every stack but `foretune`.
+"""
 
 
 def memory_page() -> str:
     """Put the page together."""
-    parts = [INTRODUCTION, _components(), _need(), _allocator(), _operations(), _families()]
-    return "\n".join([*parts, _rules(), _profiles(), _refused()])
+    parts = [INTRODUCTION, _components(), _need(), _allocator(), _on_a_cpu(), _operations(), _families()]
+    return "\n".join([*parts, _rules(), _profiles(), _packed(), _refused()])
 
 
 def attribute_texts(path: Path, class_name: str) -> dict[str, str]:
@@ -140,6 +163,29 @@ def _intervals() -> str:
 
 def _allocator() -> str:
     return f"## The allocator\n\n{_text(allocator)}\n"
+
+
+def _on_a_cpu() -> str:
+    growth = _text(host.growth_bytes).replace("Formula: ", "*Formula.* ").replace("Source: ", "*Source.* ")
+    terms = [
+        f"- {name}, {format_bytes(value)}: {constant_text(ROOT / 'memory/host.py', constant)}"
+        for name, constant, value in (
+            ("Libraries", "LIBRARIES_BYTES", host.LIBRARIES_BYTES),
+            ("Products", "PRODUCTS_BYTES", host.PRODUCTS_BYTES),
+        )
+    ]
+    parts = ["## A run on the CPU", CPU_TEXT, growth, *terms, "", "### The heap\n", _text(heap)]
+    return "\n".join([*parts[:1], "", parts[1], parts[2], "", "F has two parts:", "", *parts[3:], ""])
+
+
+def constant_text(path: Path, name: str) -> str:
+    """Return the text below a constant of a module."""
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    for node, after in pairwise(body):
+        is_it = isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) == name
+        if is_it and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            return " ".join(str(after.value.value).split())
+    raise LookupError(name)
 
 
 def _operations() -> str:
@@ -202,12 +248,20 @@ def _split(text: str) -> tuple[str, str, str]:
     return what, source or (found[1] if found else ""), learnt
 
 
+def _packed() -> str:
+    rows = [f"| {', '.join(f'`{name}`' for name in leak.families)} | {leak.because} |" for leak in LEAKS]
+    kept = ", ".join(f"`{name}`" for name in sorted(KEEP_APART))
+    return "\n".join(
+        [PACKED_TEXT, "| types | why not |", "| --- | --- |", *rows, "", f"They are kept apart by {kept}.\n"]
+    )
+
+
 def _refused() -> str:
     rows = [f"| `{r.field}: {str(r.value).lower()}` | {r.what} | {r.instead} |" for r in REFUSED_SETTINGS]
     return "\n".join(
         [
             "## Refused by name\n",
-            "| setting | not estimated or traced yet | instead |",
+            "| setting | not estimated yet | instead |",
             "| --- | --- | --- |",
             *rows,
             "",

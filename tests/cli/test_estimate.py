@@ -353,7 +353,7 @@ def test_plot_that_cannot_be_written_is_refused_before_anything_is_estimated(
 
 
 def test_what_is_refused_has_no_plot(call, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert call(*SMALL, "--set", "batch.packing=true", "--plot", "step.svg").code == 2
+    assert call(*SMALL, "--loss", "chunked", "--stack", "trl", "--plot", "step.svg").code == 2
     shape = api.resolve_model("gpt2").with_(published_only_as="mxfp4", model_type="no-such")
     monkeypatch.setattr(api, "resolve_model", lambda *_, **__: shape)
     assert call(*SMALL).out.startswith("Unknown: ")
@@ -490,7 +490,7 @@ def test_lengths_that_cannot_be_read_exit_5(call, here: Path, text: str | None, 
 
 
 def test_what_is_refused_has_no_needs(call, lengths: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert call(*SMALL, "--set", "batch.packing=true", "--lengths", lengths).code == 2
+    assert call(*SMALL, "--loss", "chunked", "--stack", "trl", "--lengths", lengths).code == 2
     shape = api.resolve_model("gpt2").with_(published_only_as="mxfp4")
     monkeypatch.setattr(api, "resolve_model", lambda *_, **__: shape)
     found = call(*SMALL, "--lengths", lengths, "--json").document["lengths"]

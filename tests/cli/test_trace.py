@@ -310,8 +310,7 @@ def test_a_loop_without_a_chunked_loss_says_so(call) -> None:
 @pytest.mark.parametrize(
     ("field", "words"),
     [
-        ("batch.packing", ("--set", "batch.packing=true")),
-        ("device", ("--set", "device=cpu", "--dtype", "fp32")),
+        ("batch.packing", ("--set", "batch.packing=true", "--attention", "flash_attention_2")),
     ],
 )
 def test_what_the_runtime_has_no_code_for_is_refused_by_name(call, field: str, words: tuple[str, ...]) -> None:

@@ -30,6 +30,7 @@ CHANGES_BYTES: dict[str, tuple[Any, dict[str, Any]]] = {
     "batch.micro_batch_size": (2, {}),
     "batch.accumulation_steps": (2, {}),
     "batch.sequence_length": (2048, {}),
+    "batch.packing": (True, {}),
     "attention": ("eager", {}),
     "gradient_checkpointing": (False, {}),
     "loss": ("chunked", {}),
@@ -69,7 +70,6 @@ RECORDED_ONLY: dict[str, tuple[Any, dict[str, Any]]] = {
 # Field: a value that the contract or the estimator refuses by the field's name, and what else is needed.
 REFUSED: dict[str, tuple[Any, dict[str, Any]]] = {
     "device": ("cpu", {"precision.dtype": "fp32"}),
-    "batch.packing": (True, {}),
     "parallelism": ("ddp", {}),
 }
 

@@ -48,6 +48,7 @@ def config_of(run: dict[str, Any]) -> TrainingConfig:
             "micro_batch_size": run["B"],
             "sequence_length": run["S"],
             "accumulation_steps": run.get("accum", 1),
+            "packing": run.get("packing", False),
         },
         "optimizer": {"name": "adamw", "implementation": "foreach", "max_grad_norm": None},
     }

@@ -233,7 +233,7 @@ def test_case_034_host_memory_is_always_there() -> None:
 
 REFUSED = [
     ({"device": "cpu", "precision": {"dtype": "fp32"}}, "device"),
-    ({"batch": {"packing": True}}, "batch.packing"),
+    ({"batch": {"packing": True}, "attention": "flash_attention_2"}, "batch.packing"),
 ]
 
 

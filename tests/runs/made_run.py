@@ -32,7 +32,7 @@ def model_folder(model_type: str = "llama", tokenizer: str = "words", **extra: A
     """Return a folder with a tiny random model and a tokenizer; made once a process, to be read only."""
     folder = Path(tempfile.mkdtemp(prefix="foretune-test-model-"))
     torch.manual_seed(1)
-    config = AutoConfig.for_model(model_type, **{**SIZES, **extra}, eos_token_id=2, pad_token_id=None)
+    config = AutoConfig.for_model(model_type, **{**SIZES, "eos_token_id": 2, "pad_token_id": None, **extra})
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
     made_tokenizer(tokenizer).save_pretrained(folder)
     (folder / "chat_template.jinja").write_text(TEMPLATES["markup"])

@@ -19,8 +19,9 @@ from foretune.runtime.interrupts import Stopped
 from foretune.runtime.meter import Meter
 
 CUDA_SAYS = "CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total capacity of 15.00 GiB"
-CPU_SAYS = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to " + (
-    "allocate 4096 bytes. Error code 12"
+CPU_SAYS = (
+    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
+    "4096 bytes. Error code 12"
 )
 
 

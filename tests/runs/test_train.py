@@ -110,7 +110,9 @@ def stock_losses(config: TrainingConfig, folder: Path) -> list[float]:
         names = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # PEFT asks Transformers by a name that it deprecates
-            model = get_peft_model(model, LoraConfig(r=4, lora_alpha=8, target_modules=names, task_type="CAUSAL_LM"))
+            model = get_peft_model(
+                model, LoraConfig(r=config.lora.rank, lora_alpha=8, target_modules=names, task_type="CAUSAL_LM")
+            )
     losses: list[float] = []
 
     class Noted(TrainerCallback):

@@ -37,6 +37,7 @@ COMMON: dict[str, Any] = {
 }
 GROUPED = {**COMMON, "num_key_value_heads": 2}
 GPT2 = {"vocab_size": VOCABULARY, "n_embd": 128, "n_head": 4, "n_layer": 2, "bos_token_id": 0, "eos_token_id": 0}
+WINDOW = {"sliding_window": 32}
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 64}
 LATENT = {"q_lora_rank": 48, "kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32}
 ROUTER = {"n_routed_experts": 4, "n_shared_experts": 1, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1}
@@ -45,6 +46,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama": {**GROUPED, "tie_word_embeddings": False},
     "qwen3": {**GROUPED, "head_dim": 32, "tie_word_embeddings": True},
     "gemma2": {**GROUPED, "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 32},
+    "gemma3_text": {**GROUPED, **WINDOW, "head_dim": 32, "layer_types": ["sliding_attention", "full_attention"]},
+    "mistral": {**GROUPED, **WINDOW},
+    "qwen2": {**GROUPED, "tie_word_embeddings": True},
     "phi3": {**COMMON, "num_key_value_heads": 4, "resid_pdrop": 0.1, "embd_pdrop": 0.1},
     "gpt2": GPT2,
     "gpt_neox": COMMON,
@@ -83,6 +87,7 @@ EAGER: dict[str, Any] = {"attention": "eager"}
 FOREACH: dict[str, Any] = {"optimizer": {"implementation": "foreach", "max_grad_norm": None}}
 MOMENTUM: dict[str, Any] = {"optimizer": {"name": "sgd", "momentum": 0.9, "implementation": "foreach"}}
 SGD: dict[str, Any] = {"optimizer": {"name": "sgd"}}
+PACKED: dict[str, Any] = {"batch": {"packing": True}}
 
 
 class Case(NamedTuple):
@@ -101,12 +106,14 @@ class Case(NamedTuple):
         words += [word for word in ("dropout", "use_dora", "use_rslora") if chosen.get(word)]
         words += [f"and {name}" for name in chosen.get("modules_to_save", ())]
         words += [f"{key}={value}" for key, value in self.fields.get("optimizer", {}).items() if value is not None]
+        words += list(self.fields.get("batch", {}))
         return "-".join([*words, f"{self.rows}x{self.length}x{self.steps}"])
 
     @property
     def config(self) -> TrainingConfig:
-        sizes = {"micro_batch_size": self.rows, "sequence_length": self.length, "accumulation_steps": self.steps}
-        fields = {"model": {"id": "test/model"}, "precision": {"dtype": "fp32"}, "batch": sizes, **self.fields}
+        batch: dict[str, Any] = {"micro_batch_size": self.rows, "sequence_length": self.length}
+        batch |= {"accumulation_steps": self.steps, **self.fields.get("batch", {})}
+        fields = {"model": {"id": "test/model"}, "precision": {"dtype": "fp32"}, **self.fields, "batch": batch}
         return TrainingConfig.create(**fields)
 
     @property
@@ -156,6 +163,21 @@ CASES = [
     Case("llama", 2, 64, 1, {"lora": {**LORA, "modules_to_save": ["lm_head", "embed_tokens"]}}),
     Case("llama", 1, 100, 3, {"lora": {**LORA, "modules_to_save": ["embed_tokens"]}, **KEPT}),
     Case("llama", 2, 96, 1, {"lora": {**LORA, "modules_to_save": ["lm_head"]}, **CHUNKED}),
+    Case("llama", 2, 64, 1, PACKED),
+    Case("llama", 1, 100, 3, {**PACKED, **EAGER, **KEPT, "lora": DROPOUT}),
+    Case("qwen3", 1, 64, 1, {**PACKED, **KEPT}),
+    Case("qwen3", 2, 96, 1, {**PACKED, **EAGER, **CHUNKED}),
+    Case("gemma3_text", 2, 64, 1, PACKED),
+    Case("gemma3_text", 1, 96, 1, {**PACKED, **EAGER, **KEPT}),
+    Case("mistral", 2, 64, 3, {**PACKED, "lora": LORA}),
+    Case("mistral", 2, 64, 1, {**PACKED, **EAGER, **KEPT}),
+    Case("qwen2", 3, 48, 1, {**PACKED, **KEPT}),
+    Case("qwen2", 1, 64, 1, {**PACKED, **EAGER}),
+    Case("phi3", 2, 64, 1, {**PACKED, "lora": DROPOUT}),
+    Case("phi3", 2, 64, 1, {**PACKED, **EAGER, **KEPT}),
+    Case("olmo2", 2, 64, 1, PACKED),
+    Case("olmo2", 1, 64, 1, {**PACKED, **EAGER, **KEPT}),
+    Case("gpt2", 2, 64, 1, PACKED),
 ]
 SCALAR_BYTES = 64
 """A CPU keeps Python's numbers as tensors of 4 and 8 bytes; births up to this size are not compared one by one."""
@@ -219,17 +241,20 @@ def train(config: TrainingConfig, shape: ModelShape, raw_config: dict[str, Any])
     with record_function("begin"):
         pass
     for _ in range(NUM_UPDATES):
-        batches = (padded_batch(config) for _ in range(config.batch.accumulation_steps))
+        batches = (batch_of(config) for _ in range(config.batch.accumulation_steps))
         run_update(step, batches, 10, optimizer, config.optimizer, trained)
     return step, optimizer
 
 
-def padded_batch(config: TrainingConfig) -> Batch:
-    """Random tokens; the last third of each row is padding."""
+def batch_of(config: TrainingConfig) -> Batch:
+    """Random tokens; the last third of each row is padding, and where rows are packed the first two are examples."""
     size = config.batch.micro_batch_size, config.batch.sequence_length
     ids_BS, targets_BS = torch.randint(VOCABULARY, size), torch.randint(VOCABULARY, size)
     targets_BS[:, size[1] * 2 // 3 :] = IGNORED
-    return Batch(ids_BS, targets_BS)
+    if not config.batch.packing:
+        return Batch(ids_BS, targets_BS)
+    positions = [place % -(-size[1] // 3) for place in range(size[1])]
+    return Batch(ids_BS, targets_BS, torch.tensor([positions] * size[0]))
 
 
 def read(tree: list[Any]) -> Measured:

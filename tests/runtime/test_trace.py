@@ -12,6 +12,7 @@ from runtime.random_runs import random_run
 from foretune.contract import TrainingConfig
 from foretune.errors import ConfigError, UnsupportedError
 from foretune.memory import estimate_memory
+from foretune.runtime.load import model_config
 from foretune.runtime.step import TrainingStep
 from foretune.runtime.trace import Trace, trace_memory
 from foretune.runtime.trace.recorder import Recorder
@@ -33,8 +34,9 @@ def events_of(trace: Trace) -> list[list[int]]:
     return out
 
 
-def compare(seed: int) -> None:
+def compare(seed: int, *, packing: bool = False) -> None:
     run = random_run(seed)
+    run = run._replace(config=run.config.with_(batch=run.config.batch.with_(packing=packing)))
     shape = shape_of(run.model)
     trace = trace_memory(run.config, shape, run.model, run.device)
     estimate = estimate_memory(run.config, shape, run.device)
@@ -54,6 +56,17 @@ def test_the_estimate_has_the_events_of_the_traced_program(seed: int) -> None:
 @pytest.mark.parametrize("seed", LATER)
 def test_the_estimate_has_the_events_of_the_traced_program_on_many_more(seed: int) -> None:
     compare(seed)
+
+
+@pytest.mark.parametrize("seed", range(0, 60, 4))
+def test_packed_rows_have_the_events_of_the_traced_program(seed: int) -> None:
+    compare(seed, packing=True)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", LATER)
+def test_packed_rows_have_the_events_of_the_traced_program_on_many_more(seed: int) -> None:
+    compare(seed, packing=True)
 
 
 @pytest.mark.parametrize("seed", [0, 2, 4, 7, 11, 13, 20, 23])
@@ -161,6 +174,17 @@ def test_config_keys_that_swap_internals_are_refused_before_anything_is_built(ke
         trace_memory(config(), shape_of(SMALL), {**SMALL, key: "eager"})
 
 
+@pytest.mark.parametrize("key", ["_attn_implementation_internal", "auto_map", "trust_remote_code"])
+def test_so_they_are_inside_a_part(key: str) -> None:
+    with pytest.raises(UnsupportedError, match=rf"vision_config\.{key}"):
+        model_config({**SMALL, "vision_config": {key: "x"}}, attention="sdpa")
+
+
+def test_what_transformers_notes_about_itself_is_left_out() -> None:
+    noted = {"_name_or_path": "a/b", "_commit_hash": None, "_sliding_window_pattern": 6}
+    assert model_config({**SMALL, **noted}, attention="sdpa").name_or_path == ""
+
+
 def test_what_transformers_refuses_is_one_error() -> None:
     with pytest.raises(ConfigError, match="Transformers refuses"):
         trace_memory(config(), shape_of(SMALL), {**SMALL, "num_attention_heads": 7})
@@ -172,6 +196,21 @@ def test_the_recorder_names_what_is_alive() -> None:
     assert "model.layers.0.self_attn.q_proj.weight" in names
     assert any("workspace" in name for name in names)
     json.dumps([birth._asdict() for birth in trace.births[:10]])
+
+
+def test_a_packed_batch_has_a_mask_for_every_row_and_an_unpacked_one_has_none() -> None:
+    batch = {"micro_batch_size": 2, "sequence_length": 128}
+    traces = {
+        packing: trace_memory(config(batch={**batch, "packing": packing}), shape_of(SMALL), SMALL)
+        for packing in (False, True)
+    }
+    tables = {p: [b for b in t.births if b.shape == (2, 1, 128, 128)] for p, t in traces.items()}
+    assert tables[True]
+    assert not tables[False]
+    kernels = {p: t.estimate.attention_kernel for p, t in traces.items()}
+    assert (kernels[False], kernels[True]) == ("sdpa: flash", "sdpa: memory-efficient")
+    assert any("packed rows" in path for path in traces[True].estimate.untested_paths)
+    assert not any("packed rows" in path for path in traces[False].estimate.untested_paths)
 
 
 def test_reading_a_value_is_answered() -> None:

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from foretune.api.runs import RunPlanned, plan_training, train
     from foretune.contract import dump_config, json_schema
     from foretune.data import Lengths, read_lengths
-    from foretune.devices import Detection, detect_devices
+    from foretune.devices import Detection, detect_devices, host_memory
     from foretune.evidence import EngineName, Prediction, Refusal, Request, ScoreReport, report_of
     from foretune.needs import LengthNeed, LengthsAnswer
     from foretune.planner import Boundary, Carriers, Frontier, Objective, Plan, Recommendation
@@ -112,6 +112,7 @@ __all__ = [
     "find_stack",
     "fingerprint",
     "frontier",
+    "host_memory",
     "json_schema",
     "list_devices",
     "list_models",
@@ -332,32 +333,42 @@ def trace(
     """Trace the memory that a fine-tune needs: the real program, from loading to the second update, without data.
 
     Needs the extra `train`, and neither weights nor a GPU. `shape` and `raw_config` (its config.json) are for a caller
-    who has resolved the model; `with_changes` is as in `estimate`. Raises ConfigError, UnsupportedError,
-    ModelAccessError and MissingDependencyError.
+    who has resolved the model; `with_changes` is as in `estimate`. With `device: cpu` the figures are the host's:
+    allocated are the tensors, reserved is what the process grows by, and `device` is `host_memory()` or None. Raises
+    ConfigError, UnsupportedError, ModelAccessError and MissingDependencyError.
 
         config = build_config({"model.id": "Qwen/Qwen2.5-0.5B", "lora.rank": 16}).config
         trace(config).answer.estimate.allocated_bytes
     """
     from foretune.runtime.border import foreign_border
     from foretune.runtime.libraries import libraries_for, require_libraries
-    from foretune.runtime.qualify import require_runnable, require_same_class
+    from foretune.runtime.qualify import require_rows_apart, require_runnable, require_same_class
 
     require_runnable(config, stack)
     if device is not None:
         require_device(config, device)
+        _require_host(config, device)
     versions = require_libraries(*libraries_for(config))
     source = config.model
     if shape is None:
         shape = resolve_model(source.id, revision=source.revision, offline=offline)
     require_same_class(shape, stack)
+    require_rows_apart(config, shape)
     if raw_config is None:
         raw_config = resolve_config(source.id, revision=source.revision, offline=offline)
     with foreign_border(shape.id, config.attention) as remarks:
-        from foretune.runtime.trace import trace_memory
+        from foretune.runtime.trace import trace_memory, trace_memory_on_cpu
 
-        traced = trace_memory(config, shape, raw_config, device, stack=stack)
+        if config.device == "cpu":
+            traced = trace_memory_on_cpu(config, shape, raw_config, stack)
+        else:
+            traced = trace_memory(config, shape, raw_config, device, stack=stack)
     fit = None
-    if device is not None:
+    if device is not None and config.device == "cpu":
+        from foretune.memory.host import assess_host_fit
+
+        fit = assess_host_fit(traced.estimate, device)
+    elif device is not None:
         fit = assess_fit(
             traced.estimate, config, shape, device, stack=stack, program=traced.program, with_changes=with_changes
         )
@@ -374,6 +385,16 @@ def trace(
         remarks=tuple(remarks),
     )
     return Traced(answer, traced)
+
+
+def _require_host(config: TrainingConfig, device: DeviceSpec) -> None:
+    """Raise ConfigError where a run on the CPU would be held against a card."""
+    if config.device == "cpu" and device.vendor is not None:
+        raise ConfigError(
+            f"device is cpu, and {device.name} is a card: the run needs the host's memory.",
+            hint="Give what host_memory() returns, or no device.",
+            field="device",
+        )
 
 
 class VerifiedPlan(Value, frozen=True, kw_only=True):
@@ -615,6 +636,6 @@ def __getattr__(name: str) -> Any:
         from foretune import planner
 
         return getattr(planner, name)
-    if name in ("Detection", "detect_devices"):
+    if name in ("Detection", "detect_devices", "host_memory"):
         return getattr(devices, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

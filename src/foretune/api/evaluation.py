@@ -4,14 +4,14 @@ from collections.abc import Generator, Iterator
 from datetime import date
 from math import exp
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from foretune.api.rows import row_preparation
 from foretune.contract import TrainingConfig
 from foretune.data import DataStats, cache_folder, open_store
 from foretune.errors import ConfigError, DataError
 from foretune.evidence import EvaluationReading, RunRecord
-from foretune.models import fetch_weights, find_weights, resolve_config, resolve_model
+from foretune.models import ModelShape, fetch_weights, find_weights, resolve_config, resolve_model
 from foretune.runtime.preparation import PreparedRows, Progress, prepare_rows
 from foretune.values import Value
 
@@ -91,29 +91,21 @@ def evaluate(
     from foretune.runtime.evaluation import mean_loss
     from foretune.runtime.failures import running
     from foretune.runtime.preflight import run_device
-    from foretune.runtime.reload import compare_probe, finished_run, reload_model, require_base
+    from foretune.runtime.reload import compare_probe, finished_run, reload_model
     from foretune.runtime.run_folder import evaluation_of, note_evaluation, now
 
     trained, artifact, described = finished_run(Path(run))
-    config, base = trained.requested, trained.base
-    assert base is not None
+    config = trained.requested
     kind = _chosen_format(described, format, allow_other=allow_other_format) if prompts else None
     require_libraries(*libraries_for(config))
     device, _ = run_device(config)
-    folder, model, revision = artifact, str(artifact), None
-    if described.kind == "adapter":
-        model, revision = config.model.id, base.resolved_revision
-        weights = fetch_weights(find_weights(model, revision=revision, offline=offline))
-        require_base(weights, trained)
-        assert weights.folder is not None
-        folder = weights.folder
-    shape = resolve_model(model, revision=revision, offline=offline)
-    raw_config = resolve_config(model, revision=revision, offline=offline)
+    source = _source(trained, artifact, described, offline=offline)
     tested = None
     if data is not None:
         tested = yield from _rows(config, data, artifact, trained, workers)
     with running(lambda: "evaluation"), quietly():
-        live = reload_model(config, facts_of(config, shape), raw_config, folder, artifact, described)
+        facts = facts_of(config, source.shape)
+        live = reload_model(config, facts, source.raw_config, source.folder, artifact, described)
         record = evaluation_of(trained, compare_probe(live, artifact, described), device)
         loss = None
         if tested is not None:
@@ -122,7 +114,6 @@ def evaluate(
             record = record.with_(evaluations=(reading,))
         said = _generations(live, artifact, described, kind, prompts, max_new_tokens)
     record = record.with_(finished_at=now())
-    file = note_evaluation(Path(run), record)
     yield EvaluationAnswer(
         run=run,
         artifact=str(artifact),
@@ -130,12 +121,35 @@ def evaluate(
         format=described.format.kind,
         stop_ids=described.stop_ids,
         record=record,
-        record_file=str(file),
+        record_file=str(note_evaluation(Path(run), record)),
         loss=loss,
         perplexity=exp(loss) if loss is not None and loss < LARGEST_EXPONENT else None,
         stats=None if tested is None else tested.stats,
         generations=said,
     )
+
+
+class _Source(NamedTuple):
+    """Where the weights are that are loaded first: the base's, or a whole model's own."""
+
+    shape: ModelShape
+    raw_config: dict[str, Any]
+    folder: Path
+
+
+def _source(trained: RunRecord, artifact: Path, described: "ArtifactFacts", *, offline: bool) -> _Source:
+    from foretune.runtime.reload import require_base
+
+    folder, model, revision = artifact, str(artifact), None
+    if described.kind == "adapter":
+        assert trained.base is not None
+        model, revision = trained.requested.model.id, trained.base.resolved_revision
+        weights = fetch_weights(find_weights(model, revision=revision, offline=offline))
+        require_base(weights, trained)
+        assert weights.folder is not None
+        folder = weights.folder
+    shape = resolve_model(model, revision=revision, offline=offline)
+    return _Source(shape, resolve_config(model, revision=revision, offline=offline), folder)
 
 
 def _chosen_format(described: "ArtifactFacts", asked: Kind | None, *, allow_other: bool) -> Kind:

@@ -11,13 +11,14 @@ from foretune.contract import TrainingConfig, fingerprint
 from foretune.data import DataStats, open_store, split_rows
 from foretune.errors import ConfigError, DataError, UnsupportedError
 from foretune.evidence import BaseIdentity, DataIdentity, Hardware, Padding, RunRecord, read_record
-from foretune.memory import Fit, MemoryEstimate, assess_fit
+from foretune.memory import Fit, MemoryEstimate
 from foretune.models import ModelShape, WeightFiles, find_weights, resolve_config, resolve_model
 from foretune.runtime.preparation import Preparation, PreparedRows, Progress, prepare_rows
 from foretune.values import Value
 
 if TYPE_CHECKING:
-    from foretune.devices import DeviceSpec
+    from foretune.devices import Detection, DeviceSpec
+    from foretune.memory.components import Facts
     from foretune.runtime.feed import Rows
     from foretune.runtime.schedule import RunLength
 
@@ -115,54 +116,50 @@ def plan_run(
 
     Without a cache nothing is written, and only the lengths of the rows are known afterwards.
     """
-    from foretune.memory.figures import facts_of
     from foretune.runtime.identity import hardware_of
     from foretune.runtime.libraries import libraries_for, require_libraries
-    from foretune.runtime.preflight import require_disk, run_device, warnings_about
-    from foretune.runtime.schedule import run_length
+    from foretune.runtime.preflight import require_disk, warnings_about
 
     config = record.requested
     require_libraries(*libraries_for(config))
     output = _require_output(config, asked)
-    source = config.model
-    shape = resolve_model(source.id, revision=source.revision, offline=asked.offline)
-    raw_config = resolve_config(source.id, revision=source.revision, offline=asked.offline)
-    _require_qualified(config, shape)
-    facts = facts_of(config, shape)
-    device, detection = run_device(config)
-    weights = _found_weights(config, asked)
+    target = _target(config, asked)
+    weights, detection = target.weights, target.detection
     record = record.with_(
         base=BaseIdentity(id=weights.name, resolved_revision=weights.revision),
-        hardware=hardware_of(device, driver=None if detection is None else detection.driver_version),
+        hardware=hardware_of(target.device, driver=None if detection is None else detection.driver_version),
     )
     note(record)
     rows = yield from _rows(config, asked, cache, output)
-    from foretune.runtime.feed import Feed  # needs torch, whose import would delay a refusal above
-
-    feed = Feed(rows.train, config, rows.padding.id)
-    length = run_length(config.schedule, feed.batches_per_epoch, config.batch.accumulation_steps)
-    widest = feed.widest_shape()
-    shaped = config.batch.with_(sequence_length=widest.tokens, micro_batch_size=widest.rows)
-    needs = _Needs(config.with_(batch=shaped), shape, raw_config, device, asked)
-    prediction, fit, why = needs.predict()
-    disk, free = require_disk(config, facts, _artifact_bytes(prediction, facts))
+    work = _work(config, rows)
+    prediction, fit, why = _Needs(work.widest_config, target, asked.allow_infeasible).predict()
+    disk = require_disk(config, target.facts, _artifact_bytes(prediction, target.facts))
     record = record.with_(
         data=rows.identity,
         pad=rows.padding,
         row_order_sha256=order_sha256(rows.train.lengths, config.batch, config.seed),
         prediction=prediction,
-        warnings=(*warnings_about(device, detection), *why),
+        warnings=(*warnings_about(target.device, detection), *why),
     )
     note(record)
+    answer = _answer(record, target, rows, work, fit, disk)
+    return Planned(answer, target.shape, target.raw_config, weights, rows, work.length, record, target.device)
+
+
+def _answer(
+    record: RunRecord, target: "_Target", rows: PlannedRows, work: "_Work", fit: Fit | None, disk: tuple[int, int]
+) -> RunPlanned:
+    config, length, widest = record.requested, work.length, work.widest_config.batch
+    assert config.output is not None
     assert record.base is not None
     assert record.hardware is not None
-    answer = RunPlanned(
+    return RunPlanned(
         config=config,
         fingerprint=record.fingerprint,
-        model=shape.id,
+        model=target.shape.id,
         base=record.base,
-        total_params=shape.total_params,
-        trainable_params=facts.trainable_params,
+        total_params=target.shape.total_params,
+        trainable_params=target.facts.trainable_params,
         hardware=record.hardware,
         data=rows.identity,
         stats=rows.stats,
@@ -171,17 +168,63 @@ def plan_run(
         microsteps_per_update=min(length.accumulation_steps, length.batches_per_epoch),
         last_microsteps=length.last_group,
         peak_learning_rate=config.optimizer.learning_rate,
-        widest_rows=widest.rows,
-        widest_tokens=widest.tokens,
-        prediction=prediction,
+        widest_rows=widest.micro_batch_size,
+        widest_tokens=widest.sequence_length,
+        prediction=record.prediction,
         fit=fit,
-        disk_bytes=disk,
-        free_disk_bytes=free,
-        output=str(output),
+        disk_bytes=disk[0],
+        free_disk_bytes=disk[1],
+        output=config.output,
         is_unqualified=config.device == "cuda",
         warnings=record.warnings,
     )
-    return Planned(answer, shape, raw_config, weights, rows, length, record, device)
+
+
+class _Target(NamedTuple):
+    """What is trained, and on what."""
+
+    shape: ModelShape
+    raw_config: dict[str, Any]
+    facts: "Facts"
+    device: "DeviceSpec | None"
+    detection: "Detection | None"
+    weights: WeightFiles
+
+
+def _target(config: TrainingConfig, asked: Request) -> _Target:
+    """Find model, device and weights, and read the headers of what is here already."""
+    from foretune.memory.figures import facts_of
+    from foretune.runtime.preflight import run_device
+
+    source = config.model
+    shape = resolve_model(source.id, revision=source.revision, offline=asked.offline)
+    raw_config = resolve_config(source.id, revision=source.revision, offline=asked.offline)
+    _require_qualified(config, shape)
+    facts = facts_of(config, shape)
+    device, detection = run_device(config)
+    weights = find_weights(source.id, revision=source.revision, offline=asked.offline)
+    if weights.folder is not None:
+        weights.tensors()
+    return _Target(shape, raw_config, facts, device, detection, weights)
+
+
+class _Work(NamedTuple):
+    """How much there is to do."""
+
+    length: "RunLength"
+    widest_config: TrainingConfig
+    """The configuration with the shape of the micro batch that needs most."""
+
+
+def _work(config: TrainingConfig, rows: PlannedRows) -> _Work:
+    from foretune.runtime.feed import Feed
+    from foretune.runtime.schedule import run_length
+
+    feed = Feed(rows.train, config, rows.padding.id)
+    length = run_length(config.schedule, feed.batches_per_epoch, config.batch.accumulation_steps)
+    widest = feed.widest_shape()
+    batch = config.batch.with_(sequence_length=widest.tokens, micro_batch_size=widest.rows)
+    return _Work(length, config.with_(batch=batch))
 
 
 # -- the request
@@ -204,27 +247,20 @@ def _require_output(config: TrainingConfig, asked: Request) -> Path:
 
 def _require_qualified(config: TrainingConfig, shape: ModelShape) -> None:
     from foretune.memory import FORETUNE, published_quantized_because
-    from foretune.runtime.qualify import require_same_class
+    from foretune.runtime.qualify import require_rows_apart, require_runnable, require_same_class
 
     because = published_quantized_because(shape)
     if because is not None:
         raise UnsupportedError(because, hint="Name an unquantized checkpoint.", field="model.id")
+    require_runnable(config, FORETUNE)
     require_same_class(shape, FORETUNE)
+    require_rows_apart(config, shape)
     if shape.refuses_sdpa and config.attention == "sdpa":
         raise UnsupportedError(
             f"attention is sdpa, which Transformers refuses for {shape.id} ({shape.model_type}).",
             hint="Set attention: eager.",
             field="attention",
         )
-
-
-def _found_weights(config: TrainingConfig, asked: Request) -> WeightFiles:
-    """Find the weights, and read the headers of what is here already."""
-    source = config.model
-    weights = find_weights(source.id, revision=source.revision, offline=asked.offline)
-    if weights.folder is not None:
-        weights.tensors()
-    return weights
 
 
 # -- rows
@@ -325,61 +361,48 @@ class _Needs(NamedTuple):
     """The widest micro batch as a configuration, and where it is to run."""
 
     config: TrainingConfig
-    shape: ModelShape
-    raw_config: dict[str, Any]
-    device: "DeviceSpec | None"
-    asked: Request
+    target: _Target
+    allow_infeasible: bool
 
     def predict(self) -> tuple[MemoryEstimate | None, Fit | None, list[str]]:
-        """Return the prediction, how it fits, and what there is to say about that. Raises ConfigError: it does not."""
+        """Return the prediction, how it fits, and what there is to say about that. Raises ConfigError: it does not.
+
+        Estimated; traced where no estimate is written, and on a CPU, whose kernels only the trace knows.
+        """
         try:
-            prediction = self._prediction()
+            found = self._estimated() if self.target.device is not None else None
+            prediction, fit = found or self._traced()
         except UnsupportedError as error:
             return None, None, [f"There is no prediction of the memory: {error.message}"]
-        fit = None
-        if self.device is not None:
-            fit = assess_fit(prediction, self.config, self.shape, self.device)
-            self._require_fit(fit)
-            if fit.verdict in ("tight", "unknown"):
-                return prediction, fit, [f"Memory is {fit.verdict}: {fit.because}"]
-        else:
-            self._require_host(prediction)
-        return prediction, fit, []
+        if fit is None:
+            return prediction, None, []
+        self._require_fit(fit)
+        return prediction, fit, [] if fit.verdict == "fits" else [f"Memory: {fit.verdict}. {fit.because}"]
 
-    def _prediction(self) -> MemoryEstimate:
-        """Estimate; trace where no estimate is written, and on a CPU, whose kernels only the trace knows."""
+    def _estimated(self) -> tuple[MemoryEstimate, Fit | None] | None:
         from foretune import api
 
-        found = None
-        if self.device is not None:
-            with suppress(UnsupportedError):
-                found = api.estimate(
-                    self.config, device=self.device, offline=self.asked.offline, shape=self.shape, with_changes=False
-                ).estimate
-        if found is not None:
-            return found
-        return api.trace(
-            self.config,
-            device=self.device,
-            offline=self.asked.offline,
-            shape=self.shape,
-            raw_config=self.raw_config,
-            with_changes=False,
-        ).answer.estimate
+        with suppress(UnsupportedError):
+            answer = api.estimate(self.config, device=self.target.device, shape=self.target.shape)
+            if answer.estimate is not None:
+                return answer.estimate, answer.fit
+        return None
+
+    def _traced(self) -> tuple[MemoryEstimate, Fit | None]:
+        from foretune import api
+        from foretune.devices import host_memory
+
+        device = self.target.device or host_memory()
+        raw_config = self.target.raw_config
+        answer = api.trace(self.config, device=device, shape=self.target.shape, raw_config=raw_config).answer
+        return answer.estimate, answer.fit
 
     def _require_fit(self, fit: Fit) -> None:
-        if fit.verdict != "does not fit" or self.asked.allow_infeasible:
+        if fit.verdict != "does not fit" or self.allow_infeasible:
             return
         changes = "; ".join(f"{change.label} ({' '.join(change.settings)})" for change in fit.changes)
         hint = f"Nearest changes: {changes}. " if changes else ""
         raise ConfigError(f"It does not fit. {fit.because}", hint=f"{hint}--allow-infeasible runs it all the same.")
-
-    def _require_host(self, prediction: MemoryEstimate) -> None:
-        from foretune.devices import system_memory
-        from foretune.runtime.preflight import require_memory
-
-        if not self.asked.allow_infeasible:
-            require_memory(prediction.need_bytes, system_memory()[1], prediction.kind)
 
 
 def _artifact_bytes(prediction: MemoryEstimate | None, facts: Any) -> int:

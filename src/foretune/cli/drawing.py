@@ -1,7 +1,7 @@
 """An estimate as text: the verdict in words, of what the need consists, and what would help."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from foretune.cli.request import FLAGS
 from foretune.cli.terminal import Heading, Terminal, escape, table, wrapped
@@ -18,6 +18,22 @@ BAR_WIDTH = 24
 _PAINTS = {"fits": "green", "tight": "yellow", "does not fit": "red", "unknown": "yellow"}
 _NUM_CHANGES = 3
 LATER = " (later)"
+
+
+class _Words(NamedTuple):
+    """What the figures are called."""
+
+    at_the_peak: str
+    allocated: str
+    reserved: str
+    held: str
+    must_be_free: str
+
+
+DEVICE_WORDS = _Words("Allocated", "allocated", "reserved", "held by the allocator", "Must be free")
+HOST_WORDS = _Words(
+    "Tensors", "tensors", "process", "what the process grows by after imports", "Must be free on the host"
+)
 
 
 def draw_estimate(
@@ -41,14 +57,15 @@ def draw_estimate(
     yield from _request(answer.config, needed, terminal)
     if answer.fit is not None:
         yield from _advice(answer.fit, needed.method, terminal, has_file=title is not None)
+    words = HOST_WORDS if answer.config.device == "cpu" else DEVICE_WORDS
     yield ""
-    yield from _components(needed, terminal)
+    yield from _components(needed, words, terminal)
     yield ""
-    yield from _need(needed, terminal)
+    yield from _need(needed, words, terminal)
     yield ""
-    yield from _phases(needed, terminal)
+    yield from _phases(needed, words, terminal)
     yield ""
-    yield from _host(needed, terminal)
+    yield from _host(needed, words, terminal)
     chosen = [_chosen(answer.config, path, origin) for path, origin in origins.items()]
     chosen = [text for text in chosen if text]
     yield from _remarks("Assumed", [*chosen, *needed.assumptions, *notes], terminal)
@@ -68,6 +85,8 @@ def _headline(answer: "EstimateAnswer", needed: "MemoryEstimate", terminal: Term
     fit = answer.fit
     basis = f"({needed.kind}; stack {escape(needed.stack)})"
     need = format_bytes(needed.need_bytes)
+    if answer.config.device == "cpu":
+        need += " of host memory" if fit is None else ""
     if fit is None:
         return wrapped(f"Needs {need} {basis}.", terminal)
     verdict = fit.verdict[0].upper() + fit.verdict[1:]
@@ -122,15 +141,15 @@ def flags_of(change: "Change", method: str, *, has_file: bool) -> list[str]:
     return flags
 
 
-def _components(needed: "MemoryEstimate", terminal: Terminal) -> Iterator[str]:
-    title = f"Allocated at the peak, in {escape(needed.peak_phase)} ({needed.kind})"
+def _components(needed: "MemoryEstimate", words: _Words, terminal: Terminal) -> Iterator[str]:
+    title = f"{words.at_the_peak} at the peak, in {escape(needed.peak_phase)} ({needed.kind})"
     yield from _titled(title, terminal)
     total = max(needed.allocated_bytes, 1)
     parts = [part for part in needed.components if part.num_bytes]
     for part in sorted(parts, key=lambda part: -part.num_bytes):
         bar = terminal.bar(part.num_bytes / total, max(min(BAR_WIDTH, terminal.width - 34), 0))
         yield f"  {_row(part.name, part.num_bytes)}  {terminal.paint(bar, 'cyan')}".rstrip()
-    yield f"  {_row('allocated', needed.allocated_bytes)}  {_interval(needed.allocated_interval)}"
+    yield f"  {_row(words.allocated, needed.allocated_bytes)}  {_interval(needed.allocated_interval)}"
 
 
 def _interval(bounds: "ByteRange") -> str:
@@ -143,18 +162,20 @@ def _row(name: str, num_bytes: int) -> str:
     return f"{name:<18}{format_bytes(num_bytes):>12}"
 
 
-def _need(needed: "MemoryEstimate", terminal: Terminal) -> Iterator[str]:
-    yield from _titled(f"Must be free ({needed.kind})", terminal)
+def _need(needed: "MemoryEstimate", words: _Words, terminal: Terminal) -> Iterator[str]:
+    yield from _titled(f"{words.must_be_free} ({needed.kind})", terminal)
     context = needed.context
     is_known = context.low_bytes == context.high_bytes
     span = f"{format_bytes(context.low_bytes)} to {format_bytes(context.high_bytes)}: "
     process = _interval(needed.process_interval)
-    rows = (
-        ("reserved", needed.reserved_bytes, f"held by the allocator; {_interval(needed.reserved_interval)}"),
+    rows = [
+        (words.reserved, needed.reserved_bytes, f"{words.held}; {_interval(needed.reserved_interval)}"),
         ("context" if is_known else "context, at most", context.high_bytes, ("" if is_known else span) + context.basis),
         ("safety margin", needed.safety_margin_bytes, needed.safety_margin_basis),
         ("need", needed.need_bytes, f"process alone: {format_bytes(needed.process_bytes)}; {process}"),
-    )
+    ]
+    if words is HOST_WORDS:
+        rows = [rows[0], rows[2], ("need", needed.need_bytes, "of the host's memory, for the process' growth")]
     for name, num_bytes, text in rows:
         row = f"  {_row(name, num_bytes)}"
         if terminal.width < len(row) + 24:
@@ -165,25 +186,28 @@ def _need(needed: "MemoryEstimate", terminal: Terminal) -> Iterator[str]:
             yield from lines[1:]
 
 
-def _phases(needed: "MemoryEstimate", terminal: Terminal) -> list[str]:
+def _phases(needed: "MemoryEstimate", words: _Words, terminal: Terminal) -> list[str]:
     """Draw allocated and reserved peaks of each phase, the first update beside the later ones."""
     peaks: dict[str, dict[bool, tuple[str, str]]] = {}
     for phase in needed.phases:
         name = phase.phase.removesuffix(LATER)
         pair = format_bytes(phase.allocated_bytes), format_bytes(phase.reserved_bytes)
         peaks.setdefault(name, {})[phase.phase != name] = pair
-    columns = ("allocated", "reserved", "later: allocated", "reserved")
+    columns = (words.allocated, words.reserved, f"later: {words.allocated}", words.reserved)
     headings = (Heading(f"Phase ({needed.kind})"), *(Heading(name, is_number=True) for name in columns))
     nothing = ("", "")
     rows = [(f"  {escape(name)}", *both.get(False, nothing), *both.get(True, nothing)) for name, both in peaks.items()]
     return table(headings, rows, terminal)
 
 
-def _host(needed: "MemoryEstimate", terminal: Terminal) -> list[str]:
+def _host(needed: "MemoryEstimate", words: _Words, terminal: Terminal) -> list[str]:
     host = needed.host
-    text = (
+    ram = (
         f"Host (estimated): {format_bytes(host.ram_load_bytes)} RAM while loading, "
-        f"{format_bytes(host.ram_save_bytes)} while saving; download {format_bytes(host.download_bytes)}; "
+        f"{format_bytes(host.ram_save_bytes)} while saving; "
+    )
+    text = (
+        f"{'Disk (estimated): ' if words is HOST_WORDS else ram}download {format_bytes(host.download_bytes)}; "
         f"result {format_bytes(host.artifact_bytes)}, {format_bytes(host.disk_bytes)} of disk to save it."
     )
     return wrapped(text, terminal)

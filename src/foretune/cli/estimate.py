@@ -97,15 +97,18 @@ def answered(given: dict[str, Any], reply_to: Answering) -> Reply | Iterator[Rep
 
 def _replies(given: dict[str, Any], reply_to: Answering) -> Iterator[Reply | ForetuneError]:
     from foretune import api
-    from foretune.cli.request import chosen_device, requested_configs, with_default_attention
+    from foretune.cli.request import chosen_device, chosen_host, requested_configs, with_default_attention
 
-    device, stack = chosen_device(given), api.find_stack(given["stack"])
+    stack, requested = api.find_stack(given["stack"]), list(requested_configs(given))
+    on_host = {loaded.config.device == "cpu" for _, loaded in requested if not isinstance(loaded, ForetuneError)}
+    device = chosen_device(given) if on_host != {True} else None
+    host = chosen_host(given) if True in on_host else None
     if given["accept"] and not given["check"]:
         raise ConfigError("--accept says what --check accepts.", hint="Add --check.")
-    if given["check"] and device is None:
+    if given["check"] and device is None and host is None:
         hint = "Add --gpu NAME, --vram GIB or --detect."
         raise ConfigError("--check asks whether it fits, but on no device.", hint=hint)
-    for file, loaded in requested_configs(given):
+    for file, loaded in requested:
         if isinstance(loaded, ForetuneError):
             yield loaded
             continue
@@ -113,7 +116,8 @@ def _replies(given: dict[str, Any], reply_to: Answering) -> Iterator[Reply | For
             source = loaded.config.model
             shape = api.resolve_model(source.id, revision=source.revision, offline=given["offline"])
             loaded = with_default_attention(loaded, shape, has_file=bool(given["configs"]))
-            yield reply_to(Request(file, loaded, shape, device, stack), given)
+            chosen = host if loaded.config.device == "cpu" else device
+            yield reply_to(Request(file, loaded, shape, chosen, stack), given)
         except ForetuneError as error:
             yield _located(error, loaded)
 

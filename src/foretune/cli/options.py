@@ -104,7 +104,12 @@ REQUEST: tuple[Callable[[Any], Any], ...] = (
     option("--gpu", group="Hardware", metavar="NAME", shell_complete=completes(_gpu_names), help="A card by its name."),
     option("--vram", group="Hardware", metavar="GIB", help="A device by its memory: 24, 24GiB, 15360MiB, 24GB."),
     option("--free", group="Hardware", metavar="GIB", help="How much of it is free.  [default: all of it]"),
-    option("--detect", group="Hardware", is_flag=True, help="This machine's first GPU, and what is free on it."),
+    option(
+        "--detect",
+        group="Hardware",
+        is_flag=True,
+        help="This machine's first GPU, and what is free on it; with device: cpu its memory.",
+    ),
     option(
         "--stack",
         group="Hardware",

@@ -200,7 +200,8 @@ def _reserved(shown: _Shown, timeline: "Timeline", scale: _Scale) -> Iterator[st
         for band in timeline.bands
         for edge in (band.start, band.stop)
     ]
-    yield f'<polyline class="line" points="{" ".join(corners)}"><title>reserved, peak of each phase</title></polyline>'
+    title = f"{_levels_of(shown)[1]}, peak of each phase"
+    yield f'<polyline class="line" points="{" ".join(corners)}"><title>{title}</title></polyline>'
 
 
 def _levels(shown: _Shown, scale: _Scale) -> Iterator[str]:
@@ -264,12 +265,14 @@ def _legend(shown: _Shown) -> Iterator[str]:
         yield label(x + 18, y, name)
         yield label(WIDTH - 16, y, format_bytes(sums[name]), anchor="end")  # type: ignore[index]
         y += 20
-    yield label(x + 18, y, "allocator slack")
-    yield label(WIDTH - 16, y, format_bytes(sums["allocator slack"]), anchor="end")
+    if "allocator slack" in sums:
+        yield label(x + 18, y, "allocator slack")
+        yield label(WIDTH - 16, y, format_bytes(sums["allocator slack"]), anchor="end")
     y += 26
     needed = shown.estimate
-    for text, num_bytes in (("allocated", needed.allocated_bytes), ("reserved", needed.reserved_bytes)):
-        if text == "reserved":
+    allocated, reserved = _levels_of(shown)
+    for text, num_bytes in ((allocated, needed.allocated_bytes), (reserved, needed.reserved_bytes)):
+        if text == reserved:
             yield f'<line class="line" x1="{x}" x2="{x + 12}" y1="{y - 4}" y2="{y - 4}"/>'
         yield label(x + 18, y, text)
         yield label(WIDTH - 16, y, format_bytes(num_bytes), anchor="end")
@@ -279,11 +282,15 @@ def _legend(shown: _Shown) -> Iterator[str]:
 # -- words
 
 
+def _levels_of(shown: _Shown) -> tuple[str, str]:
+    """What the two levels are called: a CPU has no caching allocator."""
+    return ("tensors", "process") if shown.config.device == "cpu" else ("allocated", "reserved")
+
+
 def _title(shown: _Shown) -> str:
-    needed = shown.estimate
-    return (
-        f"{needed.model}, {needed.method}: {format_bytes(needed.allocated_bytes)} allocated at the peak ({needed.kind})"
-    )
+    needed, (allocated, _) = shown.estimate, _levels_of(shown)
+    size = format_bytes(needed.allocated_bytes)
+    return f"{needed.model}, {needed.method}: {size} {allocated} at the peak ({needed.kind})"
 
 
 def _subtitle(shown: _Shown) -> str:
@@ -300,9 +307,10 @@ def _description(shown: _Shown) -> str:
     parts = sorted(needed.components, key=lambda part: -part.num_bytes)
     shares = ", ".join(f"{part.name} {format_bytes(part.num_bytes)}" for part in parts if part.num_bytes)
     marks = "".join(f" {text}." for _, _, text in _marked(shown))
+    held = "The process grows by" if shown.config.device == "cpu" else "Reserved"
     return (
         f"Memory over one fine-tune from loading to the second update, {needed.kind}. The peak lies in "
-        f"{needed.peak_phase}: {shares}. Reserved at most {format_bytes(needed.reserved_bytes)}.{marks}"
+        f"{needed.peak_phase}: {shares}. {held} at most {format_bytes(needed.reserved_bytes)}.{marks}"
     )
 
 

@@ -9,7 +9,15 @@ from foretune.errors import ConfigError
 from foretune.models import ModelShape
 from foretune.units import parse_bytes
 
-__all__ = ["FLAGS", "TEXT_FIELDS", "chosen_device", "overrides_of", "requested_configs", "with_default_attention"]
+__all__ = [
+    "FLAGS",
+    "TEXT_FIELDS",
+    "chosen_device",
+    "chosen_host",
+    "overrides_of",
+    "requested_configs",
+    "with_default_attention",
+]
 
 FLAGS: Mapping[str, tuple[str, str]] = {
     "model": ("--model", "model.id"),
@@ -112,6 +120,28 @@ def chosen_device(given: Mapping[str, Any]) -> DeviceSpec | None:
     if free_bytes is not None:
         raise ConfigError("--free says how much of a device is free.", hint="Name it with --gpu or --vram.")
     return None
+
+
+def chosen_host(given: Mapping[str, Any]) -> DeviceSpec | None:
+    """Return this machine's memory where --detect asks for it, for a run on its CPU; None where it does not.
+
+    Raises ConfigError for --gpu and --vram, which name a card.
+    """
+    for flag in ("gpu", "vram"):
+        if given[flag] is not None:
+            hint = f"Leave --{flag} out; --detect takes this machine's memory. Or set device: cuda."
+            raise ConfigError(f"--{flag} names a card, but device is cpu.", hint=hint, place=f"--{flag}")
+    if not given["detect"]:
+        if given["free"] is not None:
+            raise ConfigError("--free says how much of a device is free.", hint="Add --detect.", place="--free")
+        return None
+    from foretune.devices import host_memory
+
+    host = host_memory()
+    if host is None:
+        hint = "Compare the need with what your system says is free."
+        raise ConfigError("--detect cannot read this machine's memory (Linux has it).", hint=hint, place="--detect")
+    return host if given["free"] is None else with_free(host, _size("--free", given["free"]))
 
 
 def _size(flag: str, text: str) -> int:

@@ -28,6 +28,10 @@ EXAMPLES = [
         "foretune trace --model ibm-granite/granite-3.1-1b-a400m-base --vram 16",
     ),
     Example(
+        "A run on the CPU: does its process fit in this machine's memory?",
+        "foretune trace --model gpt2 --dtype fp32 --set device=cpu --detect",
+    ),
+    Example(
         "A plot, and every allocation for a program of your own",
         "foretune trace --model gpt2 --vram 8 --plot step.svg --events step.ndjson",
     ),
@@ -49,8 +53,9 @@ def trace(**given: Any) -> Reply | Iterator[Reply | ForetuneError]:
     """Trace the memory that a fine-tune needs, and whether it fits.
 
     Builds the model without weights and runs the real training step on tensors without data, from loading to the
-    second update; so it answers for every family that Transformers builds. Needs no GPU, but torch, Transformers and
-    PEFT (pip install 'foretune[train]'), and seconds where `foretune estimate` takes a fraction of one.
+    second update; so it answers for every family that Transformers builds, and for runs on the CPU (device: cpu): of
+    these it says what their process grows by. Needs no GPU, but torch, Transformers and PEFT (pip install
+    'foretune[train]'), and seconds where `foretune estimate` takes a fraction of one.
     """
     require_files(given, "events", "plot")
     return answered(given, _reply)

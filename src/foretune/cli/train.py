@@ -16,7 +16,7 @@ from foretune.units import format_bytes
 
 if TYPE_CHECKING:
     from foretune.api import RunPlanned, TrainingConfig
-    from foretune.evidence import RunRecord
+    from foretune.evidence import PhaseReading, RunRecord
 
 __all__ = ["train"]
 
@@ -194,6 +194,7 @@ def _draw_finished(event: Any, terminal: Terminal) -> Iterator[str]:
     yield from (terminal.paint(line, "bold") for line in wrapped(title, terminal))
     for text in _facts(record):
         yield from wrapped(text, terminal, indent="  ")
+    yield from _draw_phases(record, terminal)
     yield from wrapped(f"Next: foretune evaluate {escape(event.folder)}", terminal)
 
 
@@ -210,20 +211,32 @@ def _facts(record: "RunRecord") -> Iterator[str]:
         also = "" if best.update == last.update else f"; the best was {best.loss:.4f} after update {best.update:,}"
         kept = f" ({record.best_checkpoint})" if record.best_checkpoint and also else ""
         yield f"Held-out loss {last.loss:.4f}{also}{kept}."
-    yield _peaks(record)
     num_checks = len(record.checks)
     yield f"Verified: {num_checks:,} checks of requested against effective, before the first update and after the last."
 
 
-def _peaks(record: "RunRecord") -> str:
-    """Say the measured peak beside the predicted one."""
-    allocated = [each.peak_allocated_bytes for each in record.readings if each.peak_allocated_bytes is not None]
-    process = [each.peak_process_bytes for each in record.readings if each.peak_process_bytes is not None]
+def _draw_phases(record: "RunRecord", terminal: Terminal) -> Iterator[str]:
+    """Draw the measured peak of each phase beside the predicted one."""
+    is_cpu = record.requested.device == "cpu"
     need = record.prediction
-    if allocated:
-        predicted = "unknown" if need is None else f"{format_bytes(need.allocated_bytes)} ({need.kind})"
-        return f"Peak of allocated memory: {format_bytes(max(allocated))} measured, {predicted} predicted."
-    if process:
-        predicted = "unknown" if need is None else f"{format_bytes(need.process_bytes)} ({need.kind})"
-        return f"Growth of the process: {format_bytes(max(process))} measured, {predicted} predicted."
-    return "Memory was not measured."
+    kind = "unknown" if need is None else need.kind
+    rows = [(each.phase, _measured(each, is_cpu=is_cpu)) for each in record.readings]
+    known = [(phase, number) for phase, number in rows if number is not None]
+    yield ""
+    if not known:
+        yield "Memory was not measured."
+        return
+    phases = () if need is None else need.phases
+    predicted = {each.phase: each.reserved_bytes if is_cpu else each.allocated_bytes for each in phases}
+    what = "Growth of the process" if is_cpu else "Allocated, at the peak"
+    yield terminal.paint(f"{what:<22}  {'measured':>10}  {f'predicted ({kind})':>20}", "bold")
+    for phase, number in known:
+        beside = format_bytes(predicted[phase]) if phase in predicted else "-"
+        yield f"  {escape(phase):<20}  {format_bytes(number):>10}  {beside:>20}"
+    largest = "unknown" if need is None else format_bytes(need.process_bytes if is_cpu else need.allocated_bytes)
+    yield f"  {'all':<20}  {format_bytes(max(number for _, number in known)):>10}  {largest:>20}"
+    yield ""
+
+
+def _measured(reading: "PhaseReading", *, is_cpu: bool) -> int | None:
+    return reading.peak_process_bytes if is_cpu else reading.peak_allocated_bytes

@@ -13,7 +13,7 @@ from foretune.devices.catalogue import (
 from foretune.devices.spec import DeviceSpec, MemoryHolder
 
 if TYPE_CHECKING:
-    from foretune.devices.detect import Detection, detect_devices, system_memory
+    from foretune.devices.detect import Detection, detect_devices, host_memory, system_memory
 
 __all__ = [
     "CatalogueEntry",
@@ -23,6 +23,7 @@ __all__ = [
     "detect_devices",
     "device_from_memory",
     "find_device",
+    "host_memory",
     "list_devices",
     "multiprocessors_like",
     "system_memory",
@@ -32,7 +33,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import detection when it is first asked for."""
-    if name not in ("Detection", "detect_devices", "system_memory"):
+    if name not in ("Detection", "detect_devices", "host_memory", "system_memory"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from foretune.devices import detect
 

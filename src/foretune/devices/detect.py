@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 from foretune.devices.catalogue import matching_entries
 from foretune.devices.spec import DeviceSpec, MemoryHolder
 
-__all__ = ["Detection", "detect_devices"]
+__all__ = ["Detection", "detect_devices", "host_memory"]
 
 _ARCHITECTURES = {
     "5": "Maxwell", "6": "Pascal", "7.0": "Volta", "7.2": "Volta", "7.5": "Turing", "8.0": "Ampere", "8.6": "Ampere",
@@ -243,8 +243,16 @@ def _first_bytes(path: str) -> str:
         return ""
 
 
+def host_memory() -> DeviceSpec | None:
+    """Describe the memory of this machine, for a run on its CPU; None where the system does not tell (Linux does)."""
+    total, available = system_memory()
+    if total is None:
+        return None
+    return DeviceSpec(name="this machine's memory", total_bytes=total, total_is="reported", free_bytes=available)
+
+
 def system_memory() -> tuple[int | None, int | None]:
-    """Read total and available bytes of the machine's memory, for devices that share it (Linux)."""
+    """Read total and available bytes of the machine's memory, for a CPU and devices that share it (Linux)."""
     sizes = {}
     for line in _first_bytes("/proc/meminfo").splitlines():
         name, _, value = line.partition(":")

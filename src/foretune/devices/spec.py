@@ -20,7 +20,8 @@ class MemoryHolder(Value, frozen=True, kw_only=True):
 
 
 class DeviceSpec(Value, frozen=True, kw_only=True):
-    """One accelerator, from the catalogue, from detection, or described by its size alone. None: not known."""
+    """One accelerator, from the catalogue, from detection, or described by its size alone; or a host's memory, for runs
+    on its CPU. None: not known."""
 
     name: str
     total_bytes: Bytes

@@ -67,9 +67,9 @@ class HostNeed(Value, frozen=True, kw_only=True):
     """What the run needs beside the device."""
 
     ram_load_bytes: Bytes
-    """Host memory while weights are loaded."""
+    """Host memory while weights are loaded; on a CPU the process' growth by then."""
     ram_save_bytes: Bytes
-    """Host memory while the result is saved."""
+    """Host memory while the result is saved; on a CPU the process' growth by then."""
     download_bytes: Bytes
     """The base model's files, where they are not there yet."""
     artifact_bytes: Bytes
@@ -100,23 +100,24 @@ class MemoryEstimate(Value, frozen=True, kw_only=True):
     requested_bytes: Bytes
     """Peak of the sizes that the program asks for."""
     allocated_bytes: Bytes
-    """Peak of `torch.cuda.memory_allocated`."""
+    """Peak of `torch.cuda.memory_allocated`; on a CPU of the bytes of all tensors."""
     reserved_bytes: Bytes
-    """Peak of `torch.cuda.memory_reserved`, on a card that does not limit it."""
+    """Peak of `torch.cuda.memory_reserved`, on a card that does not limit it; on a CPU what the process grows by."""
     allocated_interval: ByteRange
     """Where the measured peak lies with 90 %, and what that rests on; so for the other two."""
     reserved_interval: ByteRange
     process_interval: ByteRange
     """Of reserved and the context together."""
     context: ByteRange
-    """CUDA context and loaded kernels, outside the allocator."""
+    """CUDA context and loaded kernels, outside the allocator; on a CPU there is none."""
     process_bytes: Bytes
-    """Reserved plus the likely context: what nvidia-smi shows of the process."""
+    """Reserved plus the likely context: what nvidia-smi shows of the process; on a CPU its growth after imports."""
     safety_margin_bytes: Bytes
     """What we add because we may be wrong: up to the upper end of reserved's interval; never a share of the card."""
     safety_margin_basis: str
     need_bytes: Bytes
-    """Upper end of the process' interval (reserved, context and safety margin): what must be free."""
+    """Upper end of the process' interval (reserved, context and safety margin): what must be free, on a CPU of the
+    host's memory."""
     peak_phase: str
     components: tuple[Component, ...]
     phases: tuple[PhaseMemory, ...]

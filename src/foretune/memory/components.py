@@ -59,8 +59,9 @@ Inputs = dict[str, int]
 def weights(facts: Facts) -> Inputs:
     """Base weights as they lie on the device.
 
-    Formula: s*(P - Q) + Q/2 + Q/64, each tensor rounded up to 512 B. P: parameters; Q: those that 4-bit reaches;
-    s: bytes of one. Q/64 are the scales: one byte for 64 weights with double quantization (without it Q/16, 4 bytes).
+    Formula: s*(P - Q) + Q/2 + Q/64, on a GPU each tensor rounded up to 512 B. P: parameters; Q: those that 4-bit
+    reaches; s: bytes of one. Q/64 are the scales: one byte for 64 weights with double quantization (without it Q/16,
+    4 bytes).
     An 8-bit base has Q and 4 bytes for each row of a weight instead of Q/2 + Q/64.
     Source: Dettmers et al. 2023 (QLoRA), section 3; bitsandbytes/functional.py, quantize_4bit.
     """

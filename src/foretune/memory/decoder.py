@@ -1,6 +1,6 @@
 """What all decoders share: the backbone's walk over its layers, masks, the cache, checkpointed layers.
 
-Follows transformers 5.24: models/llama/modeling_llama.py for the walk, masking_utils.py for masks.
+Follows transformers 5.24: models/llama/modeling_llama.py for the walk, masking_utils.py for which masks are made.
 """
 
 from collections.abc import Callable
@@ -10,8 +10,16 @@ from foretune.errors import UnsupportedError
 from foretune.memory import blocks, ops
 from foretune.memory.blocks import Module, RmsNorm, call
 from foretune.memory.kernels import AttentionKernels
-from foretune.memory.layout import numel
 from foretune.memory.longrope import LongFrequencies
+from foretune.memory.masks import (
+    additive_mask,
+    ask_whether_all,
+    causal_order,
+    chunked_order,
+    find_packed,
+    mask_table,
+    windowed_order,
+)
 from foretune.memory.ops import add_scalar, unsqueeze
 from foretune.memory.tape import Tensor, checkpoint, current
 from foretune.models import DecoderTraits, ModelShape
@@ -145,8 +153,7 @@ class Decoder:
             inputs_embeds.needs_grad = True  # enable_input_require_grads: a leaf
         inputs_embeds = self.after_embedding(inputs_embeds)
         cache = Cache() if run.keeps_cache else None
-        position_ids = self.count_positions(run.sequence_length)
-        position_ids = unsqueeze(position_ids, 0)
+        position_ids = self.positions_of(run)
         hidden_states, _position_embeds = self.begin(inputs_embeds, position_ids)
         masks: dict[str, Tensor | None] = {}
         if self.masks_are_lazy:
@@ -192,6 +199,12 @@ class Decoder:
     def after_embedding(self, inputs_embeds: Tensor) -> Tensor:
         """What the class does to the embedding's output before anything else."""
         return inputs_embeds
+
+    def positions_of(self, run: "RunOptions") -> Tensor:
+        """The batch's positions where rows are packed; else they are counted, one row for all."""
+        if run.positions is not None:
+            return run.positions
+        return unsqueeze(self.count_positions(run.sequence_length), 0)
 
     def count_positions(self, length: int) -> Tensor:
         """arange, to which the number of cached tokens is added."""
@@ -259,6 +272,8 @@ class RunOptions:
         self.attention, self.is_checkpointed = attention, is_checkpointed
         self.embeddings_want_grad, self.keeps_cache, self.passes_mask = embeddings_want_grad, keeps_cache, passes_mask
         self.padding: Tensor | None = None
+        self.positions: Tensor | None = None
+        """[B, S], where rows are packed."""
 
     def end_layer(self, index: int) -> None:
         """Note where a layer's graph ends, so that backward's events are cut at the same place."""
@@ -274,26 +289,27 @@ class RunOptions:
     ) -> Tensor | None:
         """create_causal_mask and create_sliding_window_causal_mask (transformers/masking_utils.py).
 
-        Where positions are passed, they are asked whether they belong to packed rows.
+        Where positions are passed, they are asked whether they belong to packed rows; then the mask is never left out.
         """
         b, s = self.micro_batch_size, self.sequence_length
-        padding = None
+        padding = groups = None
         if self.padding is None:
             if has_positions:
-                _ask_whether_packed(b, s)
+                groups = find_packed(b, s, is_packed=self.positions is not None)
         else:
             padding = ops.to(self.padding, "bool")
         if self.attention == "flash_attention_2":
             window = None  # an argument of the package's kernel, not a mask
         is_windowed = window is not None and s >= window
-        if self.attention != "eager" and can_skip and not is_windowed:
+        if self.attention != "eager" and can_skip and not is_windowed and groups is None:
             if padding is not None:
-                _ask_whether_all(padding)
+                ask_whether_all(padding)
             return None
-        table = _mask_table(b, s, padding, window is not None)
+        order = causal_order if window is None else windowed_order
+        table = mask_table(order, b, s, padding, is_packed=groups is not None)
         if self.attention != "eager":
             return table
-        out = _additive_mask(table, inputs_embeds.dtype)
+        out = additive_mask(table, inputs_embeds.dtype)
         del table, padding
         return out
 
@@ -312,113 +328,16 @@ class RunOptions:
                 "Attention in chunks under a padding mask is not estimated yet.",
                 hint="Take a stack that passes no mask (foretune), or trace it.",
             )
-        _ask_whether_packed(b, s)
+        groups = find_packed(b, s, is_packed=self.positions is not None)
         _left_padding_tokens = Tensor((b,), "i64")
-        if self.attention == "sdpa" and s < chunk:
+        if self.attention == "sdpa" and s < chunk and groups is None:
             return None
+        table = mask_table(chunked_order, b, s, None, is_packed=groups is not None)
         if self.attention == "sdpa":
-            return _chunked_table(b, s)
-        return _additive_mask(_chunked_table(b, s), inputs_embeds.dtype)
-
-
-def _additive_mask(table: Tensor, dtype: str) -> Tensor:
-    """eager_mask: where(table, 0, least), both on the device."""
-    zero, least = Tensor((), dtype), Tensor((), dtype)
-    out = Tensor(table.shape, dtype)
-    del least, zero
-    return out
-
-
-def _ask_whether_packed(b: int, s: int) -> None:
-    """find_packed_sequence_indices: differences of the positions, their sum, and whether any is not 1."""
-    first = Tensor((b, 1), "i64")
-    joined = Tensor((b, s + 1), "i64")
-    difference = Tensor((b, s), "i64")
-    del joined
-    jumps = Tensor((b, s), "bool")
-    groups = Tensor((b, s), "i64")
-    current().temporaries(8 * b * s)  # CUDA sums truth values as int64, from a copy
-    del jumps
-    equal = Tensor((b,), "bool")
-    answer = Tensor((), "bool")
-    del equal, answer, first, difference, groups
-
-
-def _ask_whether_all(padding: Tensor) -> None:
-    total = Tensor((), "i64")
-    current().temporaries(8 * numel(padding.shape))
-    equal = Tensor((), "bool")
-    del total, equal
-
-
-def _mask_table(b: int, s: int, padding: Tensor | None, has_window: bool) -> Tensor:
-    """sdpa_mask: True where a query may attend; [B, 1, S, S] as an expanded view where no padding is known."""
-    batch, head = Tensor((b,), "i64"), Tensor((1,), "i64")
-    q = add_scalar(Tensor((s,), "i64"))
-    kv = add_scalar(Tensor((s,), "i64"))
-    one = Tensor((), "bool") if padding is not None else None
-    table = _and_masks(s) if has_window else Tensor((1, 1, s, s), "bool")
-    if padding is not None:
-        causal = table
-        allowed = Tensor((1, 1, s, s), "bool")
-        del table, causal, one
-        num_copied = 2 if b > 1 else 1  # columns, and of several rows theirs
-        copies = [Tensor((b, 1, 1, s), "i64") for _ in range(num_copied)]
-        index = Tensor((b, 1, 1, s), "bool")
-        while copies:
-            copies.pop(0)
-        table = Tensor((b, 1, s, s), "bool")
-        del index, allowed
-    del batch, head, q, kv
-    return table.view_as((b, 1, s, s), table.strides if padding is not None else (0, *table.strides[1:]))
-
-
-def _and_masks(s: int) -> Tensor:
-    """and_masks of the window's overlay and the causal order."""
-    result = Tensor((), "bool")
-    edge = Tensor((1, 1, s, 1), "i64")
-    overlay = Tensor((1, 1, s, s), "bool")
-    del edge
-    both = Tensor((1, 1, s, s), "bool")
-    del overlay
-    result = both
-    del both
-    causal = Tensor((1, 1, s, s), "bool")
-    both = Tensor((1, 1, s, s), "bool")
-    del causal
-    result = both
-    return result  # noqa: RET504
-
-
-def _chunked_table(b: int, s: int) -> Tensor:
-    """sdpa_mask with chunked_overlay: True where key and query are in one chunk, and the key is not later."""
-    batch, head = Tensor((b,), "i64"), Tensor((1,), "i64")
-    q = add_scalar(Tensor((s,), "i64"))
-    kv = add_scalar(Tensor((s,), "i64"))
-    result = Tensor((), "bool")
-    of_keys = _chunk_numbers(b, (s,))
-    of_queries = _chunk_numbers(b, (s, 1))
-    overlay = Tensor((b, 1, s, s), "bool")
-    del of_keys, of_queries
-    both = Tensor((b, 1, s, s), "bool")
-    del overlay
-    result = both
-    del both
-    causal = Tensor((1, 1, s, s), "bool")
-    both = Tensor((b, 1, s, s), "bool")
-    del causal
-    result = both
-    del both, batch, head, q, kv
-    return result
-
-
-def _chunk_numbers(b: int, size: tuple[int, ...]) -> Tensor:
-    """(idx - left_padding[batch_idx]) // chunk_size."""
-    return ops.like(_less_padding(Tensor((b, 1, 1, 1), "i64"), size))
-
-
-def _less_padding(padding: Tensor, size: tuple[int, ...]) -> Tensor:
-    return Tensor((padding.shape[0], 1, *((1,) * (2 - len(size))), *size), "i64")
+            return table
+        out = additive_mask(table, inputs_embeds.dtype)
+        del table
+        return out
 
 
 class Cache:

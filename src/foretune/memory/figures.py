@@ -4,7 +4,7 @@ Estimate and trace both end here; neither knows how the other came by its events
 """
 
 from collections.abc import Collection
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from foretune.contract import LoraSettings, TrainingConfig, fingerprint
 from foretune.devices import DeviceSpec
@@ -26,7 +26,16 @@ from foretune.models import (
     resolve_targets,
 )
 
-__all__ = ["ESTIMATOR_VERSION", "Figures", "assemble", "facts_of", "figures_of", "kernels_for", "kernels_of"]
+__all__ = [
+    "ESTIMATOR_VERSION",
+    "Figures",
+    "answered_for",
+    "assemble",
+    "facts_of",
+    "figures_of",
+    "kernels_for",
+    "kernels_of",
+]
 
 EXTRAPOLATED = "So long a program is replayed with fewer layers; what the allocator adds is extrapolated."
 KERNEL_WORDS = {"cudnn": "cuDNN", "flash": "flash", "efficient": "memory-efficient", "math": "math"}
@@ -179,16 +188,7 @@ def assemble(
     )
     return MemoryEstimate(
         kind=kind,
-        estimator_version=ESTIMATOR_VERSION,
-        model=shape.id,
-        model_type=shape.model_type,
-        total_params=shape.total_params,
-        trainable_params=facts.trainable_params,
-        quantized_params=facts.quantized_params,
-        adapted_params=sum(p.in_features * p.out_features * len(p.layers) for p in facts.adapted),
-        method=config.method,
-        fingerprint=fingerprint(config),
-        stack=stack.description,
+        **answered_for(facts, stack),
         attention_kernel=attention_kernel,
         requested_bytes=requested_bytes,
         allocated_bytes=figures.allocated,
@@ -211,6 +211,23 @@ def assemble(
         assumptions=(*_assumptions(config, shape, device, stack), *([EXTRAPOLATED] if is_extrapolated else [])),
         untested_paths=untested,
     )
+
+
+def answered_for(facts: Facts, stack: StackProfile) -> dict[str, Any]:
+    """Return the fields of an answer that say what it is for."""
+    shape = facts.shape
+    return {
+        "estimator_version": ESTIMATOR_VERSION,
+        "model": shape.id,
+        "model_type": shape.model_type,
+        "total_params": shape.total_params,
+        "trainable_params": facts.trainable_params,
+        "quantized_params": facts.quantized_params,
+        "adapted_params": sum(p.in_features * p.out_features * len(p.layers) for p in facts.adapted),
+        "method": facts.config.method,
+        "fingerprint": fingerprint(facts.config),
+        "stack": stack.description,
+    }
 
 
 def kernels_of(device: DeviceSpec | None, stack: StackProfile) -> AttentionKernels:
@@ -249,7 +266,8 @@ def _assumptions(
 ) -> tuple[str, ...]:
     """State in words what the figures rest on."""
     batch = config.batch
-    texts = [f"Every row has {batch.sequence_length:,} tokens, padded where it is shorter."]
+    rows = "of several examples" if batch.packing else "padded where it is shorter"
+    texts = [f"Every row has {batch.sequence_length:,} tokens, {rows}."]
     if device is None or device.compute_capability is None:
         texts.append("The device's compute capability is taken to be 8.0 or later, on Linux.")
     if shape.model_type in REMOTE_CODE_TYPES:
@@ -298,6 +316,8 @@ def _untested_paths(
         texts.append("the 8-bit base (no column is taken to have outliers)")
     if config.loss == "liger":
         texts.append("Liger's loss on this stack")
+    if config.batch.packing:
+        texts.append("packed rows (their masks, and the attention kernel that takes one)")
     if config.lora is not None and config.lora.use_dora and config.quantization is not None:
         texts.append("DoRA on a quantized base")
     tokens = config.batch.micro_batch_size * config.batch.sequence_length

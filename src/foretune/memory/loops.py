@@ -27,10 +27,12 @@ AUTOCAST_DTYPES = {"bf16": "bf16", "fp16": "f16"}
 class Batch:
     """A batch on the device. Slots die in alphabetical order, as the entries of the loops' dictionaries do."""
 
-    __slots__ = ("ids", "labels", "mask")
+    __slots__ = ("ids", "labels", "mask", "positions")
 
-    def __init__(self, ids: Tensor, labels: Tensor, mask: Tensor | None = None) -> None:
-        self.ids, self.labels, self.mask = ids, labels, mask
+    def __init__(
+        self, ids: Tensor, labels: Tensor, mask: Tensor | None = None, positions: Tensor | None = None
+    ) -> None:
+        self.ids, self.labels, self.mask, self.positions = ids, labels, mask, positions
 
 
 class Prepared(NamedTuple):
@@ -66,7 +68,7 @@ class Loop:
 
     def train(self, num_updates: int) -> None:
         """Run the updates."""
-        config, stack, tape = self.config, self.stack, self.tape
+        config, stack, tape, options = self.config, self.stack, self.tape, self.prepared.options
         optimizer = self.optimizer()
         is_scaled = config.batch.accumulation_steps > 1 or stack.scales_every_loss
         batch = self.batch() if stack.keeps_batch else None
@@ -79,12 +81,12 @@ class Loop:
             for _ in range(emitted_microsteps(config)):
                 tape.enter(f"forward{suffix}")
                 inputs = batch or self.batch()
-                self.prepared.options.padding = inputs.mask
+                options.padding, options.positions = inputs.mask, inputs.positions
                 outputs = self.call(inputs, f"loss{suffix}")
                 loss, outputs = self._take_loss(loss, outputs)
                 tape.enter(f"backward{suffix}")
                 backward(ops.scale(loss) if is_scaled else loss)
-                self.prepared.options.padding = None
+                options.padding = options.positions = None
                 if stack.holds_outputs == "no":
                     drop_graph(loss.edge)
                     loss = None
@@ -119,13 +121,14 @@ class Loop:
             clip_gradients(self.prepared.trainable, self.prepared.num_standing_for)
 
     def batch(self) -> Batch:
-        """Token ids and targets on the device, and a mask where the loop passes one."""
+        """Token ids and targets on the device, a mask where the loop passes one, positions where rows are packed."""
         size = self.config.batch.micro_batch_size, self.config.batch.sequence_length
         ids = Tensor(size, "i64")
         if self.stack.keeps_batch:
             return Batch(ids, ids)
         labels = Tensor(size, "i64")
-        return Batch(ids, labels, Tensor(size, "i64") if self.stack.passes_mask else None)
+        mask = Tensor(size, "i64") if self.stack.passes_mask else None
+        return Batch(ids, labels, mask, Tensor(size, "i64") if self.config.batch.packing else None)
 
     def call(self, inputs: Batch, phase: str) -> dict[str, Any]:
         """Run the caller's forward; Accelerate's wrapper hands its outputs on in fp32."""
@@ -152,7 +155,9 @@ class Loop:
         before = tape.is_grad_enabled, tape.is_training, options.is_checkpointed
         tape.is_grad_enabled = tape.is_training = options.is_checkpointed = False
         inputs = self.batch()
+        options.positions = inputs.positions
         outputs = self.prepared.head(inputs.ids, inputs.labels, "evaluation")
+        options.positions = None
         del inputs
         del outputs
         tape.is_grad_enabled, tape.is_training, options.is_checkpointed = before

@@ -7,6 +7,7 @@ from foretune.devices import DeviceSpec
 from foretune.errors import ConfigError, Problem, UnsupportedError
 from foretune.memory.blocks import ACTIVATIONS
 from foretune.memory.families import DECODERS, find_decoder
+from foretune.memory.packing import packed_model_problems, packed_setting_problems
 from foretune.memory.stack import StackProfile
 from foretune.models import ModelShape
 
@@ -28,16 +29,16 @@ class _Refusal(NamedTuple):
     what: str
     instead: str
     is_traced: bool = False
-    """The trace runs it, as an experiment that no measurement has touched."""
+    """The trace runs it."""
 
 
 REFUSED_SETTINGS = (
-    _Refusal("device", "cpu", "the memory of a run on the CPU", "Set device: cuda."),
     _Refusal(
-        "batch.packing",
-        True,
-        "a batch of packed rows (kept apart by a mask or by the kernel: the runtime has not settled which)",
-        "Set batch.packing: false.",
+        "device",
+        "cpu",
+        "the memory of a run on the CPU",
+        "`foretune trace` answers for it; or set device: cuda.",
+        is_traced=True,
     ),
 )
 """Each is refused by `estimate`, and by `trace` too unless it says so."""
@@ -70,7 +71,7 @@ _UNTRACED = frozenset(
 def require_program(config: TrainingConfig, shape: ModelShape, stack: StackProfile) -> None:
     """Raise UnsupportedError for everything about a request whose program is not written, all at once."""
     problems = [*setting_problems(config, stack, "estimated"), *_shape_problems(config, shape)]
-    problems += class_problems(shape, stack)
+    problems += [*class_problems(shape, stack), *packed_model_problems(config, shape)]
     if stack.loss_kernel == "trl" and shape.count("experts"):
         text = f"{shape.id}: the routers' loss that the stack {stack.name} adds is not estimated yet."
         problems.append(Problem(text, "Trace it, or choose a dense model.", None, "model.id"))
@@ -121,6 +122,7 @@ def setting_problems(config: TrainingConfig, stack: StackProfile, verb: str) -> 
         if value == refusal.value:
             text = f"{refusal.field} is {str(refusal.value).lower()}: {refusal.what} is not {verb} yet."
             problems.append(Problem(text, refusal.instead, None, refusal.field))
+    problems += packed_setting_problems(config, stack, verb)
     if config.loss != "stock" and stack.loss != "own":
         text = f"loss is {config.loss}: the stack {stack.name} has no {config.loss} loss."
         problems.append(Problem(text, "Set loss: stock, or take the stack foretune.", None, "loss"))

@@ -37,16 +37,9 @@ embedding's weight, as it is in the checkpoint."""
 
 _PRODUCTS = ("Linear", "FalconLinear")
 """Classes that are a product with a weight and no more."""
-_NAMES = frozenset({"_name_or_path", "_commit_hash"})
-"""What Transformers wrote into a config about itself; it changes nothing about the model."""
-_LEFT_OUT = _NAMES | {
-    "architectures",
-    "auto_map",
-    "dtype",
-    "quantization_config",
-    "torch_dtype",
-    "transformers_version",
-}
+_LEFT_OUT = frozenset(
+    {"architectures", "auto_map", "dtype", "quantization_config", "torch_dtype", "transformers_version"}
+)
 
 
 def model_config(config: Mapping[str, Any], *, attention: str) -> PretrainedConfig:
@@ -61,7 +54,7 @@ def model_config(config: Mapping[str, Any], *, attention: str) -> PretrainedConf
             f"The config sets {', '.join(sorted(refused))}, which can swap internals or run code.",
             hint="Remove these keys.",
         )
-    fields = {key: _without_bookkeeping(value) for key, value in config.items() if key not in _LEFT_OUT}
+    fields = {key: value for key, value in _without_bookkeeping(config).items() if key not in _LEFT_OUT}
     model_type = str(fields.pop("model_type", ""))
     try:
         made = AutoConfig.for_model(model_type, **fields)
@@ -79,21 +72,19 @@ def model_config(config: Mapping[str, Any], *, attention: str) -> PretrainedConf
     return made
 
 
-def _refused_keys(config: Mapping[str, Any]) -> list[str]:
-    """Return the keys that swap a model's internals or run code (CVE-2026-4372)."""
-    found = [key for key in config if (key.startswith("_") and key not in _NAMES) or key == "trust_remote_code"]
+def _refused_keys(config: Mapping[str, Any], place: str = "") -> list[str]:
+    """Return the keys, at any depth, that swap a model's internals or run code (CVE-2026-4372).
+
+    What else begins with `_` is Transformers' bookkeeping, and is left out. `auto_map` is left out as well, but refused
+    inside a part, where no published config has it.
+    """
+    found = []
     for key, value in config.items():
-        if isinstance(value, Mapping):
-            found += [f"{key}.{inner}" for inner in _dangerous(value)]
-    return found
-
-
-def _dangerous(part: Mapping[str, Any]) -> list[str]:
-    """Return the dangerous keys of a part of a config; what else begins with `_` there is bookkeeping, left out."""
-    found = [key for key in part if key.endswith("_internal") or key in ("trust_remote_code", "auto_map")]
-    for key, value in part.items():
-        if isinstance(value, Mapping):
-            found += [f"{key}.{inner}" for inner in _dangerous(value)]
+        is_internal = key.startswith("_") and key.endswith(("_internal", "_implementation"))
+        if is_internal or key == "trust_remote_code" or (place and key == "auto_map"):
+            found.append(place + key)
+        elif isinstance(value, Mapping):
+            found += _refused_keys(value, f"{place}{key}.")
     return found
 
 

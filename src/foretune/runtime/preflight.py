@@ -15,7 +15,7 @@ from foretune.memory.components import Facts
 from foretune.memory.qualify import require_device
 from foretune.units import format_bytes
 
-__all__ = ["UNQUALIFIED", "checkpoint_bytes", "require_disk", "require_memory", "run_device", "warnings_about"]
+__all__ = ["UNQUALIFIED", "checkpoint_bytes", "require_disk", "run_device", "warnings_about"]
 
 UNQUALIFIED = "No test has executed this path on CUDA: it is not qualified. What is verified is verified all the same."
 """Said first by every run on CUDA, until a GPU has run the tests."""
@@ -58,18 +58,6 @@ def warnings_about(device: DeviceSpec | None, detection: Detection | None) -> It
     for holder in device.holders:
         used = "" if holder.used_bytes is None else f" {format_bytes(holder.used_bytes)}"
         yield f"Another process, {holder.pid} ({holder.name or 'unknown'}), holds{used} of {device.name}."
-
-
-def require_memory(need_bytes: int, available_bytes: int | None, basis: str) -> None:
-    """Refuse a run whose upper end of need is more than the machine's free memory. Raises ConfigError."""
-    if available_bytes is None or need_bytes <= available_bytes:
-        return
-    raise ConfigError(
-        f"The run needs {format_bytes(need_bytes)} of memory ({basis}), and {format_bytes(available_bytes)} are free.",
-        hint="Choose a smaller batch, shorter rows, lora or gradient_checkpointing: true; --allow-infeasible runs it "
-        "all the same.",
-        field="batch",
-    )
 
 
 def checkpoint_bytes(facts: Facts) -> int:

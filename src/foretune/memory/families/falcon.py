@@ -6,7 +6,7 @@ from foretune.memory import alibi, blocks, ops
 from foretune.memory.blocks import MatmulLinear, Module, PlainMlp, call
 from foretune.memory.decoder import Cache, Layer, Modules, RunOptions
 from foretune.memory.families.scoped import ScopedDecoder
-from foretune.memory.ops import add, add_scalar, dropout, reshape, to, transpose, unsqueeze, view
+from foretune.memory.ops import add, dropout, reshape, to, transpose, view
 from foretune.memory.rare_ops import scale_in_place
 from foretune.memory.strided import select
 from foretune.memory.tape import Tensor
@@ -216,8 +216,7 @@ class FalconDecoder(ScopedDecoder):
             if mask is None:
                 mask = Tensor((run.micro_batch_size, run.sequence_length), "i64")
             biases = alibi.falcon_biases(mask, t.num_heads, inputs_embeds.dtype)
-        position_ids = add_scalar(Tensor((run.sequence_length,), "i64"))
-        position_ids = unsqueeze(position_ids, 0)
+        position_ids = self.positions_of(run)
         causal_mask = run.causal_mask(inputs_embeds, None, can_skip=False)
         if biases is not None and causal_mask is not None:
             if causal_mask.dtype == "bool":

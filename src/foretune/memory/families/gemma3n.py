@@ -252,8 +252,7 @@ class Gemma3nDecoder(SharingDecoder):
         per_layer_inputs = self.get_per_layer_inputs(input_ids)
         per_layer_inputs = self.project_per_layer_inputs(inputs_embeds, per_layer_inputs)
         cache = Cache() if run.keeps_cache else None
-        position_ids = add_scalar(Tensor((run.sequence_length,), "i64"))
-        position_ids = unsqueeze(position_ids, 0)
+        position_ids = self.positions_of(run)
         masks: dict[str, Tensor | None] = {}
         _mask_kwargs = {"inputs_embeds": inputs_embeds, "position_ids": position_ids}
         masks = self.masks(run, inputs_embeds)

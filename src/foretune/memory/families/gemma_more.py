@@ -18,7 +18,7 @@ from foretune.memory.families.gemma_shared import (
 from foretune.memory.families.llama import LlamaLayer
 from foretune.memory.families.moe import make_experts
 from foretune.memory.layout import numel
-from foretune.memory.ops import add, add_scalar, contiguous, mul, reshape, scale, transpose, unsqueeze, view
+from foretune.memory.ops import add, contiguous, mul, reshape, scale, transpose, view
 from foretune.memory.routers import Routing
 from foretune.memory.strided import mul_in_place, select
 from foretune.memory.tape import Tensor, current
@@ -248,8 +248,7 @@ class Gemma4Decoder(SharingDecoder):
             per_layer_inputs = self.project_per_layer_inputs(inputs_embeds, per_layer_inputs)
         cache = Cache() if run.keeps_cache else None
         if position_ids is None:
-            position_ids = add_scalar(Tensor((run.sequence_length,), "i64"))
-            position_ids = unsqueeze(position_ids, 0)
+            position_ids = self.positions_of(run)
         masks = attention_mask
         if masks is None:
             _mask_kwargs = {"inputs_embeds": inputs_embeds, "position_ids": position_ids}

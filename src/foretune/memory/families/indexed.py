@@ -13,7 +13,6 @@ from foretune.memory.families.llama import LlamaLayer
 from foretune.memory.layout import numel
 from foretune.memory.ops import (
     add,
-    add_scalar,
     cat_last,
     contiguous,
     like,
@@ -268,8 +267,7 @@ class GlmMoeDsaDecoder(DeepseekV32Decoder):
         if run.embeddings_want_grad:
             inputs_embeds.needs_grad = True
         cache = Cache() if run.keeps_cache else None
-        position_ids = add_scalar(Tensor((run.sequence_length,), "i64"))
-        position_ids = unsqueeze(position_ids, 0)
+        position_ids = self.positions_of(run)
         masks: dict[str, Tensor | None] = {}
         _mask_kwargs = {"inputs_embeds": inputs_embeds, "position_ids": position_ids}
         masks = self.masks(run, inputs_embeds)

@@ -12,7 +12,7 @@ from foretune.memory.decoder import Layer, RunOptions
 from foretune.memory.families.gemma import Gemma3Decoder
 from foretune.memory.families.gemma_more import Gemma4Decoder
 from foretune.memory.families.llama import LlamaAttention, LlamaDecoder
-from foretune.memory.ops import add_scalar, transpose, unsqueeze, view
+from foretune.memory.ops import transpose, unsqueeze, view
 from foretune.memory.strided import select, where
 from foretune.memory.tape import Tensor
 
@@ -43,7 +43,7 @@ class Gemma3Whole(Gemma3Decoder):
             inputs_embeds.needs_grad = True
         masks: dict[str, Tensor | None] = {}
         _mask_kwargs = {"inputs_embeds": inputs_embeds}
-        masks = _masks(self, run, inputs_embeds, has_positions=False)
+        masks = _masks(self, run, inputs_embeds, has_positions=run.positions is not None)
         outputs: tuple[Tensor, Any] = call(
             super().__call__, input_ids, run, attention_mask=masks, inputs_embeds=inputs_embeds
         )
@@ -72,8 +72,7 @@ class Gemma4Whole(Gemma4Decoder):
             pad_embedding = select(self.embedding, 0)
             _llm_inputs_embeds = where(unsqueeze(multimodal_mask, 2), view(pad_embedding, 1, 1, -1), inputs_embeds)
             per_layer_inputs = self.get_per_layer_inputs(llm_input_ids)
-        position_ids = add_scalar(Tensor((run.sequence_length,), "i64"))
-        position_ids = unsqueeze(position_ids, 0)
+        position_ids = self.positions_of(run)
         masks: dict[str, Tensor | None] = {}
         _mask_kwargs = {"inputs_embeds": inputs_embeds, "position_ids": position_ids}
         masks = _masks(self, run, inputs_embeds, has_positions=True)

@@ -9,7 +9,7 @@ from foretune.memory.blocks import Module, PlainMlp, call, softmax_f32
 from foretune.memory.decoder import Cache, Layer, Modules, RunOptions
 from foretune.memory.families.scoped import ScopedDecoder
 from foretune.memory.layout import numel
-from foretune.memory.ops import add, add_scalar, contiguous, dropout, reshape, scale, to, transpose, unsqueeze, view
+from foretune.memory.ops import add, contiguous, dropout, reshape, scale, to, transpose, view
 from foretune.memory.pointwise import clamp, masked_fill
 from foretune.memory.rare_ops import baddbmm, where
 from foretune.memory.strided import select
@@ -139,8 +139,7 @@ class GptNeoDecoder(ScopedDecoder):
 
     def prologue(self, input_ids: Tensor, run: RunOptions, cache: Cache | None) -> tuple[Tensor, dict[str, Any]]:
         inputs_embeds = self.embedded(input_ids, run)
-        position_ids = add_scalar(Tensor((run.sequence_length,), "i64"))
-        position_ids = unsqueeze(position_ids, 0)
+        position_ids = self.positions_of(run)
         causal_mask = run.causal_mask(inputs_embeds, None)
         position_embeds = ops.embedding(self.modules.weight("transformer.wpe.weight"), position_ids)
         hidden_states = add(inputs_embeds, position_embeds)

@@ -1,7 +1,8 @@
-"""Trace as a CPU would run: the check of the recorder against torch's own profiler, which sees a CPU's bytes exactly.
+"""Trace as a CPU would run: the answer for `device: cpu`, and the check of the recorder against torch's own profiler.
 
 What the CPU's kernels allocate beside their results, in fp32 and on one thread. The rest (order, lifetimes, the
-engine's sums) is the recorder's as for CUDA, and that is what is checked. Convolutions' workspaces are left out.
+engine's sums) is the recorder's as for CUDA; the profiler sees a CPU's bytes exactly. Convolutions' workspaces are
+left out.
 """
 
 import math
@@ -18,14 +19,17 @@ import torch.utils._foreach_utils as foreach_utils
 from torch import Tensor
 
 from foretune.contract import TrainingConfig
+from foretune.memory.allocator import Program
+from foretune.memory.figures import facts_of
+from foretune.memory.host import assemble_on_host
 from foretune.memory.stack import FORETUNE, StackProfile
 from foretune.models import ModelShape
 from foretune.runtime.trace.recorder import Recorder
 from foretune.runtime.trace.rules import Arguments, Rule, whole_numbers
 from foretune.runtime.trace.stand_ins import math_attention
-from foretune.runtime.trace.trace import record_run
+from foretune.runtime.trace.trace import Trace, record_run
 
-__all__ = ["CpuTrace", "cpu_paths", "trace_on_cpu"]
+__all__ = ["CpuTrace", "cpu_paths", "trace_memory_on_cpu", "trace_on_cpu"]
 
 aten = torch.ops.aten
 
@@ -44,12 +48,40 @@ def trace_on_cpu(
     config: TrainingConfig, shape: ModelShape, raw_config: Mapping[str, Any], stack: StackProfile = FORETUNE
 ) -> CpuTrace:
     """Trace what a fine-tune needs on a CPU with one thread."""
-    recorder = _CpuRecorder(stack.with_(cublas_bytes=0, cublaslt_bytes=0), shape.vocab_size)
-    program = record_run(recorder, cpu_paths(recorder), config, shape, raw_config)
+    recorder, program = _recorded(config, shape, raw_config, stack)
     begin = program.marks[program.phases.index("forward") - 1]
     events = [0 if slot < 0 else recorder.births[slot].num_bytes * (1 if size else -1) for slot, size in program.events]
     resident = sum(events[:begin])
     return CpuTrace(resident, resident + max(accumulate(events[begin:])), events[begin:])
+
+
+def trace_memory_on_cpu(
+    config: TrainingConfig, shape: ModelShape, raw_config: Mapping[str, Any], stack: StackProfile = FORETUNE
+) -> Trace:
+    """Trace what a fine-tune needs of a host's memory. Raises ConfigError and UnsupportedError as `trace_memory`."""
+    recorder, program = _recorded(config, shape, raw_config, stack)
+    names = {birth.name for birth in recorder.births}
+    kernels = [word for word, mark in ATTENTION_MARKS.items() if any(mark in name for name in names)]
+    estimate, position = assemble_on_host(
+        program, facts_of(config, shape), stack, checkpoint_dtype=_checkpoint_dtype(raw_config), kernels_run=kernels
+    )
+    return Trace(estimate, program, recorder.births, position)
+
+
+def _recorded(
+    config: TrainingConfig, shape: ModelShape, raw_config: Mapping[str, Any], stack: StackProfile
+) -> tuple["_CpuRecorder", Program]:
+    recorder = _CpuRecorder(stack.with_(cublas_bytes=0, cublaslt_bytes=0), shape.vocab_size)
+    return recorder, record_run(recorder, cpu_paths(recorder), config, shape, raw_config)
+
+
+def _checkpoint_dtype(raw_config: Mapping[str, Any]) -> str | None:
+    """Return what a config.json says of its weights; None where it says nothing."""
+    for part in (raw_config, raw_config.get("text_config") or {}):
+        found = part.get("dtype") or part.get("torch_dtype")
+        if isinstance(found, str):
+            return found.removeprefix("torch.")
+    return None
 
 
 @contextmanager
@@ -153,12 +185,24 @@ AFTER: dict[Any, Rule] = {
 
 BEFORE: dict[Any, Rule] = {}
 
+ATTENTION_MARKS = {"flash": "flash_attention_for_cpu", "math": "isneginf"}
+"""Attention kernels, and the operators by which each is known."""
+
 
 class _CpuRecorder(Recorder):
     """Records what a CPU's kernels allocate."""
 
     devices = frozenset({"meta", "cpu"})
     before, after = BEFORE, AFTER
+
+    def empty_cache(self) -> None:
+        """A CPU has none."""
+
+    def program(self, num_events: int) -> Program:
+        """Return what was recorded in the bytes that were asked for: a CPU's allocator does not round."""
+        rounded = super().program(num_events)
+        events = [(slot, self.births[slot].num_bytes if size else 0) for slot, size in rounded.events]
+        return rounded._replace(events=events)
 
     def _safe_softmax(self, args: tuple[Any, ...]) -> Tensor:
         """As torch 2.13 runs it: rows without any score are zeroed in place."""

@@ -79,6 +79,8 @@ class Recorder(TorchDispatchMode):
         self.in_backward = False
         self.slots: dict[int, tuple[Any, int]] = {}
         self.workspaces: set[tuple[str, bool]] = set()
+        self.truth = True
+        """What a truth value is if it is read: there is no padding, and rows are not packed."""
 
     # -- what happens
     def enter(self, phase: str) -> None:
@@ -151,7 +153,7 @@ class Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is aten._local_scalar_dense.default and args[0].device.type == DEVICE:
-            return _answer(args[0])
+            return self._answer(args[0])
         if self._sums_in_place(func, args):
             return IN_PLACE_SUMS[func](*args)
         if func in IN_PLACE_IN_BACKWARD and self.in_backward and not torch.is_grad_enabled() and _is_on_device(args):
@@ -178,6 +180,12 @@ class Recorder(TorchDispatchMode):
         for slot in held:
             self.free(slot)
         return out
+
+    def _answer(self, tensor: Tensor) -> Any:
+        """What a value would be if it were read; every loss is one."""
+        if tensor.dtype is torch.bool:
+            return self.truth
+        return 1.0 if tensor.dtype.is_floating_point else 1
 
     def _sizes(self, table: dict[Any, Rule], func: Any, args: tuple[Any, ...]) -> list[int]:
         rule = table.get(func)
@@ -240,13 +248,6 @@ def _is_asked_by_engine() -> bool:
     while frame.f_code.co_name in WRAPPERS and frame.f_back is not None:
         frame = frame.f_back
     return frame.f_code.co_name == ENGINE
-
-
-def _answer(tensor: Tensor) -> Any:
-    """What a value would be if it were read: no padding, not packed, every loss one."""
-    if tensor.dtype is torch.bool:
-        return True
-    return 1.0 if tensor.dtype.is_floating_point else 1
 
 
 def _is_on_device(args: tuple[Any, ...]) -> bool:

@@ -158,9 +158,9 @@ class OwnRun:
         self.is_evaluating = True
         self.step.eval()
         with torch.no_grad():
-            ids, targets = self._ids(), self._ids()
-            loss = self.step(ids, targets)
-            del ids, targets, loss
+            ids, targets, positions = self._batch_of_rows()
+            loss = self.step(ids, targets, positions)
+            del ids, targets, positions, loss
         self.step.train()
 
     def _optimizer(self) -> Any:
@@ -175,12 +175,16 @@ class OwnRun:
         """Make each microstep's batch when it is asked for; afterwards the optimizer's phase begins."""
         for _ in range(self._num_microsteps()):
             self._begin_forward()
-            yield Batch(self._ids(), self._ids())
+            yield self._batch_of_rows()
             self._count_gradients()
         self._begin_optimizer()
 
     def _num_microsteps(self) -> int:
         return min(self.config.batch.accumulation_steps, MAX_MICROSTEPS)
+
+    def _batch_of_rows(self) -> Batch:
+        """Token ids and targets, and positions where rows are packed."""
+        return Batch(self._ids(), self._ids(), self._ids() if self.config.batch.packing else None)
 
     def _ids(self) -> Tensor:
         batch = self.config.batch

@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -18,6 +18,7 @@ from foretune.memory.stack import FORETUNE, StackProfile
 from foretune.models import ModelShape
 from foretune.runtime.trace.callers import CallersRun
 from foretune.runtime.trace.dequantize import dequantizing
+from foretune.runtime.trace.packed import packed_rows
 from foretune.runtime.trace.recorder import Birth, Recorder
 from foretune.runtime.trace.run import OwnRun
 from foretune.runtime.trace.stand_ins import cuda_paths
@@ -71,7 +72,8 @@ def record_run(
     raw_config: Mapping[str, Any],
 ) -> Program:
     """Run a fine-tune without data under a device's paths; the recorder has its births."""
-    with _quiet_collector(), paths, _backward_noticed(recorder), dequantizing(config):
+    packed = packed_rows(recorder) if config.batch.packing else nullcontext()
+    with _quiet_collector(), paths, _backward_noticed(recorder), dequantizing(config), packed:
         run = _kind_of(recorder.stack)(recorder, config, facts_of(config, shape), raw_config, recorder.stack)
         with recorder:
             run.train()
