@@ -1,8 +1,10 @@
 """Runs of these tests keep their tokens in a folder of their own and never ask the hub."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from runs.fork_server import ForkServer, fork_server
 
 
 @pytest.fixture(autouse=True)
@@ -10,3 +12,9 @@ def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FORETUNE_CACHE", str(tmp_path / "kept"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "no-cache"))
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    with fork_server(tmp_path_factory.mktemp("kept")) as server:
+        yield server

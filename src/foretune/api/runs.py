@@ -1,7 +1,7 @@
 """The journeys that run something: from a configuration to an artifact, and from an artifact to what it says."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -57,11 +57,34 @@ def train(
         *_, finished = train(load_config("run.yaml").config)
         finished.record.scope.tokens_per_second
     """
-    from foretune.runtime.interrupts import Interrupts, Stopped
+    from foretune.runtime.interrupts import Interrupts
+
+    asked, interrupts = Request(offline, workers, allow_infeasible, resume), Interrupts()
+    yield from _attended(_trained(config, asked, interrupts, use_cache=use_cache, meter=meter), interrupts)
+
+
+def _attended(
+    events: "Generator[Progress | RunPlanned | RunEvent]", interrupts: "Interrupts"
+) -> "Iterator[Progress | RunPlanned | RunEvent]":
+    """Yield events. A signal that comes while the caller looks at one is heard by the run, when it goes on."""
+    from foretune.runtime.interrupts import Stopped
+
+    with closing(events):
+        for event in events:
+            try:
+                with interrupts.outside():
+                    yield event
+            except Stopped as stop:
+                events.throw(stop)
+
+
+def _trained(
+    config: TrainingConfig, asked: Request, interrupts: "Interrupts", *, use_cache: bool, meter: "Meter | None"
+) -> "Generator[Progress | RunPlanned | RunEvent]":
+    from foretune.runtime.interrupts import Stopped
     from foretune.runtime.run_folder import begin_anew, note_failed_start
 
-    asked = Request(offline, workers, allow_infeasible, resume)
-    grown, interrupts = [first_record(config)], Interrupts()
+    grown = [first_record(config)]
     with ExitStack() as stack:
         stack.enter_context(interrupts.listening())
         cache = cache_folder()

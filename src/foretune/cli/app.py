@@ -2,8 +2,9 @@
 
 import gc
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -64,7 +65,10 @@ root = Group(
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and leave with its exit code."""
     gc.disable()  # a process of one answer: collecting costs 6 % of an estimate's start and frees about 1 MiB
-    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+    code = run(sys.argv[1:] if arguments is None else arguments)
+    for number in (signal.SIGINT, signal.SIGTERM):  # too late: the answer is out, and the code shall agree with it
+        signal.signal(number, signal.SIG_IGN)
+    sys.exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -88,8 +92,8 @@ def _run(arguments: Sequence[str], output: Output) -> int:
         return output.fail(error.as_json())
     except click.ClickException as error:
         return output.fail(_usage_error(error))
-    except (KeyboardInterrupt, click.Abort):
-        return output.fail(_error("interrupted", "Interrupted.", None, INTERRUPTED))
+    except (KeyboardInterrupt, click.Abort) as stop:
+        return output.fail(_error("interrupted", "Interrupted.", None, getattr(stop, "exit_code", INTERRUPTED)))
     except OSError:
         raise
     except Exception as error:
@@ -104,7 +108,11 @@ def _invoke(arguments: Sequence[str], output: Output) -> Any:
 def _emit(result: Any, output: Output) -> int:
     if isinstance(result, Reply):
         return output.answer(result)
-    return output.stream(result)
+    try:
+        return output.stream(result)
+    finally:  # what was begun ends now, however the answer ended: a run writes its record
+        if isinstance(result, Generator):
+            result.close()
 
 
 def _error(code: str, message: str, hint: str | None, exit_code: int) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """`foretune train`: run a fine-tune with every promise checked."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -80,7 +81,7 @@ def _events(config: "TrainingConfig", given: dict[str, Any]) -> Iterator[Reply |
     from foretune import api
 
     view = RunView()
-    events = api.train(
+    run = api.train(
         config,
         resume=given["resume"],
         offline=given["offline"],
@@ -89,8 +90,9 @@ def _events(config: "TrainingConfig", given: dict[str, Any]) -> Iterator[Reply |
         allow_infeasible=given["allow_infeasible"],
     )
     try:
-        for event in events:
-            yield from _shown(event, view)
+        with closing(run) as events:  # type: ignore[type-var] # it is a generator: what ends here ends the run
+            for event in events:
+                yield from _shown(event, view)
     except ForetuneError as error:
         view.end()
         yield error

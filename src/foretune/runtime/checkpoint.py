@@ -34,7 +34,9 @@ from foretune.values import Value, encode_json
 
 __all__ = [
     "ProgressState",
+    "checkpoint_name",
     "checkpoints",
+    "discard_checkpoints_after",
     "first_progress",
     "load_checkpoint",
     "prune_checkpoints",
@@ -100,6 +102,11 @@ def first_progress(record: RunRecord, base_sha256: str) -> ProgressState:
     )
 
 
+def checkpoint_name(update: int) -> str:
+    """Return what the checkpoint after an update is called."""
+    return f"update-{update:08}"
+
+
 def checkpoints(folder: Path) -> list[tuple[int, Path]]:
     """Return the checkpoints of a run's folder that are whole by name, oldest first, each with its update."""
     found = []
@@ -113,7 +120,7 @@ def checkpoints(folder: Path) -> list[tuple[int, Path]]:
 
 def save_checkpoint(folder: Path, live: Live, progress: ProgressState) -> Path:
     """Write a checkpoint below `folder`; one of the same update that is there already stays. Raises SaveError."""
-    final = folder / f"update-{progress.update:08}"
+    final = folder / checkpoint_name(progress.update)
     if final.exists():
         return final
     with staged(final) as draft:
@@ -171,6 +178,13 @@ def prune_checkpoints(folder: Path, keep: int, pinned: int | None) -> None:
     """Remove all but the newest `keep`, and the one that is pinned (the best by evaluation)."""
     for update, path in checkpoints(folder)[:-keep]:
         if update != pinned:
+            remove_folder(path)
+
+
+def discard_checkpoints_after(folder: Path, update: int) -> None:
+    """Remove checkpoints of later updates: damaged ones, which would stand in the way of those that come."""
+    for later, path in checkpoints(folder):
+        if later > update:
             remove_folder(path)
 
 

@@ -22,10 +22,12 @@ __all__ = [
     "MANIFEST",
     "STAGED",
     "at",
+    "draft_of",
     "publish_folder",
     "remove_folder",
     "replace_file",
     "staged",
+    "told",
     "verify_folder",
     "write_file",
 ]
@@ -47,11 +49,11 @@ def staged(final: Path) -> Iterator[Path]:
 
     Raises SaveError where the disk does not take it.
     """
-    at("stage")
-    with _told(final):
+    with told(final):
+        at("stage")
         folder = Path(mkdtemp(prefix=f"{STAGED}{final.name}-", dir=final.parent))
     try:
-        with _told(final):
+        with told(final):
             yield folder
     finally:
         if folder.exists():
@@ -59,8 +61,8 @@ def staged(final: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _told(final: Path) -> Iterator[None]:
-    """Turn what the disk says into a SaveError."""
+def told(final: Path) -> Iterator[None]:
+    """Turn what the disk says about a file or folder into a SaveError."""
     try:
         yield
     except OSError as error:
@@ -84,7 +86,8 @@ def _save_error(final: Path, error: Exception) -> SaveError:
         if number is None and (f"code: {candidate}," in text or f"os error {candidate}" in text):
             number = candidate
     reason = os.strerror(number) if number is not None else text.splitlines()[0][:200]
-    return SaveError(f"{final} could not be written: {reason}.", hint=hints.get(number or 0), place=None)
+    hint = hints.get(number or 0, "Check the disk, or choose another output.")
+    return SaveError(f"{final} could not be written: {reason}.", hint=hint)
 
 
 def write_file(path: Path, data: bytes) -> None:
@@ -99,13 +102,23 @@ def write_file(path: Path, data: bytes) -> None:
 
 def replace_file(path: Path, data: bytes) -> None:
     """Write a small file anew: whoever reads it sees the old or the new one. Raises OSError."""
-    draft = path.with_name(f".{path.name}.new")
+    draft = draft_of(path)
     with suppress(FileNotFoundError):
         draft.unlink()
-    write_file(draft, data)
-    at(f"replace {path.name}")
-    draft.replace(path)
+    try:
+        write_file(draft, data)
+        at(f"replace {path.name}")
+        draft.replace(path)
+    except OSError:
+        with suppress(OSError):
+            draft.unlink()
+        raise
     sync_folder(path.parent)
+
+
+def draft_of(path: Path) -> Path:
+    """Return where a small file is written before it takes the place of the old one."""
+    return path.with_name(f".{path.name}.new")
 
 
 def publish_folder(folder: Path, final: Path) -> None:
@@ -128,8 +141,12 @@ def publish_folder(folder: Path, final: Path) -> None:
     sync_folder(folder)
     at("rename")
     _rename_new(folder, final)
-    sync_folder(final.parent)
-    at("published")
+    try:
+        at("published")
+        sync_folder(final.parent)
+    except OSError:  # who is told that it could not be written must not find it
+        remove_folder(final)
+        raise
 
 
 def verify_folder(folder: Path) -> None:
@@ -155,6 +172,7 @@ def remove_folder(folder: Path) -> None:
         with suppress(OSError):
             folder.rename(gone)
             folder = gone
+    at(f"remove what is in {folder.name}")
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -14,8 +14,12 @@ __all__ = ["Interrupts", "Stopped"]
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
-class Stopped(BaseException):
+class Stopped(KeyboardInterrupt):
     """Ends a run at once. No library catches it by mistake, as it would an Exception."""
+
+    def __init__(self, number: int = signal.SIGINT) -> None:
+        super().__init__(f"Stopped by {signal.Signals(number).name}.")
+        self.exit_code = 128 + number
 
 
 class Interrupts:
@@ -24,16 +28,20 @@ class Interrupts:
     def __init__(self) -> None:
         self.first: int | None = None
         """The first signal that came."""
-        self._waits = self._is_due = False
+        self._waits = self._is_due = self._is_outside = self._is_over = False
         self._shields = 0
 
     @contextmanager
     def listening(self) -> Iterator["Interrupts"]:
-        """Hear signals instead of Python, in the main thread; elsewhere nothing is heard."""
+        """Hear signals instead of Python, in the main thread; elsewhere nothing is heard.
+
+        What is ignored stays so: `nohup` and the shell's `&` ask for that.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield self
             return
-        before: dict[int, Any] = {number: signal.signal(number, self._heard) for number in SIGNALS}
+        heard = (number for number in SIGNALS if signal.getsignal(number) not in (signal.SIG_IGN, None))
+        before: dict[int, Any] = {number: signal.signal(number, self._heard) for number in heard}
         try:
             yield self
         finally:
@@ -57,9 +65,21 @@ class Interrupts:
             yield
         finally:
             self._shields -= 1
-        if self._is_due and not self._shields:
-            self._is_due = False
-            raise Stopped
+        self._stop_if_due()
+
+    @contextmanager
+    def outside(self) -> Iterator[None]:
+        """Let whoever looks at an event do so: the first signal is heard when the run goes on, the second at once."""
+        self._is_outside = True
+        try:
+            yield
+        finally:
+            self._is_outside = False
+        self._stop_if_due()
+
+    def finish(self) -> None:
+        """Hear no more: the run has its artifact and its record, and it is too late to stop it."""
+        self._is_over, self._is_due = True, False
 
     def error(self) -> InterruptedRunError:
         """Return the error that a run ends with."""
@@ -69,11 +89,18 @@ class Interrupts:
         return error
 
     def _heard(self, number: int, _: FrameType | None) -> None:
+        if self._is_over:
+            return
         is_second = self.first is not None
         self.first = self.first or number
         if self._waits and not is_second:
             return
-        if self._shields:
+        if self._shields or (self._is_outside and not is_second):
             self._is_due = True
             return
-        raise Stopped
+        raise Stopped(self.first)
+
+    def _stop_if_due(self) -> None:
+        if self._is_due and not self._shields:
+            self._is_due = False
+            raise Stopped(self.first or signal.SIGINT)

@@ -7,11 +7,12 @@ RUN/checkpoints/      what it can be resumed from
 RUN/adapter/ or model/  the artifact, there whole or not at all
 RUN/evaluations/      a record for each `evaluate`
 RUN/lock              held while the run goes on; it tells nothing by itself
+RUN/holder.json       which process holds it
 """
 
 import os
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,9 +22,9 @@ from msgspec import json
 
 from foretune.contract import TrainingConfig, dump_config
 from foretune.devices import DeviceSpec
-from foretune.errors import EvidenceError, ForetuneError, RunDirectoryError, SaveError
+from foretune.errors import EvidenceError, ForetuneError, RunDirectoryError
 from foretune.evidence import ProbeCheck, ProcessIdentity, RunRecord, encode_record, read_record
-from foretune.runtime.durable import STAGED, at, remove_folder, replace_file, write_file
+from foretune.runtime.durable import STAGED, at, draft_of, remove_folder, replace_file, told, write_file
 from foretune.runtime.failures import failure_of, outcome_of
 from foretune.runtime.identity import code_identity, hardware_of
 from foretune.runtime.libraries import all_versions
@@ -43,9 +44,14 @@ __all__ = [
     "this_process",
 ]
 
-RECORD, CONFIG, UPDATES, CHECKPOINTS, LOCK = "record.json", "config.yaml", "updates.jsonl", "checkpoints", "lock"
+RECORD, CONFIG, UPDATES, CHECKPOINTS = "record.json", "config.yaml", "updates.jsonl", "checkpoints"
+LOCK, HOLDER = "lock", "holder.json"
 EVALUATIONS = "evaluations"
 ARTIFACTS = ("adapter", "model")
+BEFORE_A_RUN = {LOCK, HOLDER, draft_of(Path(HOLDER)).name, draft_of(Path(RECORD)).name}
+"""What a process leaves that is killed before its run has a record: to another one that is no more than nothing."""
+LOCK_SECONDS = 0.2
+"""How long a lock is waited for: by then whoever got it first has said who it is."""
 
 
 def now() -> str:
@@ -74,34 +80,38 @@ class RunFolder:
         return self.path / CHECKPOINTS
 
     def begin(self, record: RunRecord, config: TrainingConfig) -> None:
-        """Write the first record, and the configuration. Raises SaveError."""
+        """Write the first record, and the configuration. Raises SaveError.
+
+        The record comes first: a folder that has one can be resumed, and one that has none can be begun in.
+        """
         if self.artifact is not None:  # a process was killed after it, before its record could say so
             remove_folder(self.artifact)
-        with _writing(self.path):
+        self.write(record)
+        with told(self.path):
             replace_file(self.path / CONFIG, dump_config(config).encode())
             self.checkpoints.mkdir(exist_ok=True)
-        self.write(record)
 
     def write(self, record: RunRecord) -> None:
         """Replace the record. Raises SaveError."""
-        self.record = record
-        with _writing(self.path):
+        with told(self.path / RECORD):
             replace_file(self.path / RECORD, encode_record(record))
 
     def append(self, entry: Any) -> None:
         """Add a line to the history of updates. Raises SaveError."""
-        at("append")
-        with _writing(self.path), (self.path / UPDATES).open("ab") as file:
-            file.write(json.encode(entry) + b"\n")
+        with told(self.path / UPDATES):
+            at("append")
+            with (self.path / UPDATES).open("ab") as file:
+                file.write(json.encode(entry) + b"\n")
 
-    def forget_after(self, update: int) -> None:
-        """Leave the history as it was after an update, from which the run goes on."""
-        with _writing(self.path):
+    def forget_after(self, update: int, evaluated: Container[int]) -> None:
+        """Leave the history as it was after an update, from which the run goes on, and after some evaluations."""
+        with told(self.path / UPDATES):
             try:
-                lines = (self.path / UPDATES).read_bytes().splitlines(keepends=True)
+                lines = (self.path / UPDATES).read_bytes().splitlines()
             except FileNotFoundError:
                 return
-            replace_file(self.path / UPDATES, b"".join(_until(lines, update)))
+            kept = (line for line in lines if _is_before(line, update, evaluated))
+            replace_file(self.path / UPDATES, b"".join(line + b"\n" for line in kept))
 
     def remove_drafts(self) -> None:
         """Remove what a process that was killed left unfinished."""
@@ -109,6 +119,9 @@ class RunFolder:
             for path in folder.iterdir() if folder.is_dir() else ():
                 if path.name.startswith(STAGED) and path.is_dir():
                     remove_folder(path)
+        for name in (RECORD, CONFIG, UPDATES):
+            with suppress(OSError):
+                draft_of(self.path / name).unlink()
 
     @property
     def artifact(self) -> Path | None:
@@ -116,23 +129,13 @@ class RunFolder:
         return next((self.path / name for name in ARTIFACTS if (self.path / name).is_dir()), None)
 
 
-def _until(lines: Iterable[bytes], update: int) -> Iterator[bytes]:
-    for line in lines:
-        try:
-            entry = json.decode(line)
-        except ValueError:
-            continue  # the end of a line that a killed process did not finish
-        if entry["update"] <= update:
-            yield line
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def _is_before(line: bytes, update: int, evaluated: Container[int]) -> bool:
+    """Say whether a line of the history comes before what is done now. An evaluation alone has `is_best`."""
     try:
-        yield
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise SaveError(f"The run's folder {path} cannot be written: {reason}.", hint="Check the disk.") from error
+        entry = json.decode(line)
+        return entry["update"] <= update and ("is_best" not in entry or entry["update"] in evaluated)
+    except (ValueError, TypeError, KeyError):
+        return False  # the end of a line that a killed process did not finish
 
 
 def failed_start_path(output: Path) -> Path:
@@ -177,7 +180,7 @@ def evaluation_of(trained: RunRecord, probe: ProbeCheck, device: DeviceSpec | No
 def note_evaluation(run: Path, record: RunRecord) -> Path:
     """Keep the record of an evaluation below its run, under the next number. Raises SaveError."""
     folder, data = run / EVALUATIONS, encode_record(record)
-    with _writing(folder):
+    with told(folder):
         folder.mkdir(exist_ok=True)
         number = 1 + len(list(folder.glob("*.json")))
         while True:
@@ -193,8 +196,10 @@ def note_evaluation(run: Path, record: RunRecord) -> Path:
 def begin_anew(config: TrainingConfig) -> None:
     """Forget a start that failed: what begins now has a record of its own."""
     assert config.output is not None
-    with suppress(OSError):
-        failed_start_path(Path(config.output)).unlink()
+    beside = failed_start_path(Path(config.output))
+    for path in (beside, draft_of(beside)):
+        with suppress(OSError):
+            path.unlink()
 
 
 def require_free(path: Path) -> None:
@@ -205,11 +210,20 @@ def require_free(path: Path) -> None:
         return
     if not path.is_dir():
         raise RunDirectoryError(f"{path} is a file, and a run needs a folder.", hint="Choose another output.")
-    if any(entry.name != LOCK for entry in path.iterdir()):
-        hint = "Choose another output; --resume goes on with a run that was interrupted."
-        record = _record_of(path)
-        what = "is not empty" if record is None else f"holds a run ({record.outcome}, begun {record.started_at})"
-        raise RunDirectoryError(f"{path} {what}, and is never written over.", hint=hint)
+    if _is_used(path):
+        _require_idle(path)
+        raise _not_empty(path)
+
+
+def _is_used(path: Path) -> bool:
+    return any(entry.name not in BEFORE_A_RUN for entry in path.iterdir())
+
+
+def _not_empty(path: Path) -> RunDirectoryError:
+    hint = "Choose another output; --resume goes on with a run that was interrupted."
+    record = _record_of(path)
+    what = "is not empty" if record is None else f"holds a run ({record.outcome}, begun {record.started_at})"
+    return RunDirectoryError(f"{path} {what}, and is never written over.", hint=hint)
 
 
 def _record_of(path: Path) -> RunRecord | None:
@@ -235,31 +249,59 @@ def open_run(path: Path, *, resumes: bool) -> Iterator[RunFolder]:
             raise RunDirectoryError(f"{path} cannot be made: {reason}.", hint="Choose another output.") from error
     elif not (path / RECORD).is_file():
         raise RunDirectoryError(f"{path} holds no run to resume.", hint="Check the path, or leave --resume out.")
+    with _held(path):
+        if not resumes and _is_used(path):  # another process was first, and is done
+            raise _not_empty(path)
+        folder = RunFolder(path)
+        folder.remove_drafts()
+        yield folder
+
+
+@contextmanager
+def _held(path: Path) -> Iterator[None]:
+    """Hold a folder's lock, and say in the folder who does. Raises RunDirectoryError."""
     from filelock import FileLock, Timeout  # of the extra `train`
 
-    lock = FileLock(path / LOCK, timeout=0)
+    lock = FileLock(path / LOCK, timeout=LOCK_SECONDS)
     try:
         lock.acquire()
     except Timeout as error:
-        raise RunDirectoryError(
-            f"{path} is busy{_holder(path)}.", hint="Wait for it, or choose another output."
-        ) from error
+        raise _busy(path) from error
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise RunDirectoryError(f"{path} cannot be locked: {reason}.", hint="Choose another output.") from error
     try:
-        if not resumes:
-            require_free(path)
-        folder = RunFolder(path)
-        folder.remove_drafts()
-        yield folder
+        with suppress(OSError):  # it is for a message alone
+            replace_file(path / HOLDER, json.encode(this_process()))
+        yield
     finally:
+        with suppress(OSError):
+            (path / HOLDER).unlink()
         lock.release()
 
 
-def _holder(path: Path) -> str:
-    record = _record_of(path)
-    if record is None:
-        return ": another process has just begun a run in it"
-    process = record.process
-    return f": process {process.pid} on {process.host} runs in it since {record.started_at}"
+def _require_idle(path: Path) -> None:
+    """Refuse a folder that another process holds. Raises RunDirectoryError."""
+    if not (path / LOCK).exists():
+        return
+    from filelock import FileLock, Timeout  # of the extra `train`
+
+    try:
+        with FileLock(path / LOCK, timeout=0):
+            pass
+    except Timeout as error:
+        raise _busy(path) from error
+    except OSError:  # a lock that cannot be looked at does not say that it is held
+        return
+
+
+def _busy(path: Path) -> RunDirectoryError:
+    try:
+        process = json.decode((path / HOLDER).read_bytes(), type=ProcessIdentity)
+    except (OSError, ValueError):
+        holder = "another process"
+    else:
+        holder = f"process {process.pid} on {process.host}"
+    return RunDirectoryError(
+        f"{path} is busy: {holder} runs in it.", hint="Wait for it to end, or choose another output."
+    )

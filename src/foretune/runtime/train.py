@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
@@ -20,7 +21,9 @@ from foretune.runtime.artifact import PromptFormat, save_artifact
 from foretune.runtime.border import quietly
 from foretune.runtime.checkpoint import (
     ProgressState,
+    checkpoint_name,
     checkpoints,
+    discard_checkpoints_after,
     load_checkpoint,
     prune_checkpoints,
     read_progress,
@@ -128,9 +131,9 @@ def train_run(
     Raises OutOfMemoryError, VerificationError, NonFiniteLossError, SaveError, InterruptedRunError, RunError.
     """
     run = _Run(plan, folder, interrupts, meter)
-    with interrupts.shielded():
-        folder.begin(plan.record, plan.config)
     try:
+        with interrupts.shielded():
+            folder.begin(plan.record, plan.config)
         with running(lambda: meter.phase):
             _import_libraries(plan.config)
             meter.begin()
@@ -224,7 +227,15 @@ class _Run:
         if checkpoint is not None:
             load_checkpoint(checkpoint, self.live)
             remember(self.live)
-            self.folder.forget_after(self.progress.update)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Leave of an earlier process what the run stands on. Its last checkpoint may have been its last act."""
+        discard_checkpoints_after(self.folder.checkpoints, self.progress.update)
+        self._prune()
+        self.folder.forget_after(self.progress.update, {each.update for each in self.progress.evaluations})
+        if self.record.resumed_at:
+            self._note(**self._best())
 
     def _verify(self, moment: Any) -> None:
         checks = require_verified(self.live, moment, self._first_packed())
@@ -359,12 +370,17 @@ class _Run:
         )
         self.progress = self.progress.with_(evaluations=(*self.progress.evaluations, reading))
         self.folder.append(reading)
-        self._note(evaluations=self.progress.evaluations, best_update=self._best_update())
+        self._note(evaluations=self.progress.evaluations, **self._best())
         return reading
 
-    def _best_update(self) -> int | None:
+    def _best(self) -> dict[str, Any]:
+        """Return the update of the best evaluation, and its checkpoint where that is there."""
         best = self.progress.best
-        return None if best is None else best.update
+        if best is None:
+            return {}
+        path = self.folder.checkpoints / checkpoint_name(best.update)
+        kept = str(path.relative_to(self.folder.path)) if path.is_dir() else None
+        return {"best_update": best.update, "best_checkpoint": kept}
 
     def _is_evaluated(self) -> bool:
         return any(each.update == self.progress.update for each in self.progress.evaluations)
@@ -385,13 +401,15 @@ class _Run:
     def _checkpoint(self) -> CheckpointSaved:
         with self.interrupts.shielded():
             path = save_checkpoint(self.folder.checkpoints, self.live, self.progress)
-            best = self._best_update()
-            prune_checkpoints(self.folder.checkpoints, self.plan.config.checkpoint.keep, best)
-            pinned = self.folder.checkpoints / f"update-{best:08}" if best is not None else None
-            is_there = pinned is not None and pinned.is_dir()
-            self._note(best_checkpoint=str(pinned.relative_to(self.folder.path)) if pinned and is_there else None)
+            self._prune()
+            self._note(**self._best())
         self.saved_at = monotonic()
         return CheckpointSaved(update=self.progress.update, path=str(path))
+
+    def _prune(self) -> None:
+        best = self.progress.best
+        pinned = None if best is None else best.update
+        prune_checkpoints(self.folder.checkpoints, self.plan.config.checkpoint.keep, pinned)
 
     # -- the end
     def _save(self) -> RunFinished:
@@ -417,18 +435,19 @@ class _Run:
                 example_ids=self.plan.example_ids,
             )
             self._finish(outcome="success", artifact=path.name)
+            self.interrupts.finish()
         return RunFinished(folder=str(self.folder.path), record=self.record)
 
     def end(self, error: ForetuneError) -> None:
         """End the record with a failure; one that has its artifact stays as it is."""
         if self.record.is_success:
             return
-        error.record = str(self.folder.path / "record.json")
-        with self.interrupts.shielded():
+        with suppress(Stopped), self.interrupts.shielded():  # what came meanwhile ends what is ending
             try:
                 self._finish(outcome=outcome_of(error), failure=failure_of(error))
-            except ForetuneError:  # the disk does not take it: the record goes on to say `started`
-                error.record = None
+            except SaveError:  # the disk does not take it: the record goes on to say `started`
+                return
+            error.record = str(self.folder.path / RECORD)
 
     def _finish(self, **changes: Any) -> None:
         is_oom = changes.get("outcome") == "oom"
@@ -448,8 +467,9 @@ class _Run:
         )
 
     def _note(self, **changes: Any) -> None:
-        self.record = self.record.with_(**changes)
-        self.folder.write(self.record)
+        noted = self.record.with_(**changes)
+        self.folder.write(noted)
+        self.record = noted
 
 
 def resume_plan(plan: RunPlan, folder: RunFolder) -> tuple[RunPlan, Path | None]:
