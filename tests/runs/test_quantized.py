@@ -19,7 +19,7 @@ from foretune.evidence import read_record
 from foretune.runtime.border import quietly
 from foretune.runtime.live import Live
 from foretune.runtime.load import four_bit_layers
-from foretune.runtime.train import RunFinished, UpdateDone
+from foretune.runtime.run_events import RunFinished, UpdateDone
 from foretune.runtime.verify import observe, require_verified
 
 

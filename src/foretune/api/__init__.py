@@ -55,15 +55,26 @@ if TYPE_CHECKING:
     from foretune.contract import dump_config, json_schema
     from foretune.data import Lengths, read_lengths
     from foretune.devices import Detection, detect_devices, host_memory
-    from foretune.evidence import EngineName, Prediction, Refusal, Request, ScoreReport, report_of
+    from foretune.evidence import (
+        EngineName,
+        Prediction,
+        Refusal,
+        Request,
+        RunRecord,
+        ScoreReport,
+        read_record,
+        report_of,
+    )
     from foretune.needs import LengthNeed, LengthsAnswer
     from foretune.planner import Boundary, Carriers, Frontier, Objective, Plan, Recommendation
+    from foretune.runtime.run_events import CheckpointSaved, PhaseBegan, RunFinished, UpdateDone
     from foretune.runtime.trace import Trace
 
 __all__ = [
     "AliveTensors",
     "Boundary",
     "Carriers",
+    "CheckpointSaved",
     "DataAnswer",
     "Detection",
     "DeviceSpec",
@@ -82,6 +93,7 @@ __all__ = [
     "ModelShape",
     "ModelSummary",
     "Origin",
+    "PhaseBegan",
     "Plan",
     "Prediction",
     "Progress",
@@ -89,13 +101,16 @@ __all__ = [
     "Refusal",
     "RowPreview",
     "RowRun",
+    "RunFinished",
     "RunPlanned",
+    "RunRecord",
     "ScoreReport",
     "StackProfile",
     "Timeline",
     "TraceAnswer",
     "Traced",
     "TrainingConfig",
+    "UpdateDone",
     "VerifiedPlan",
     "boundary",
     "build_config",
@@ -122,6 +137,7 @@ __all__ = [
     "plan_training",
     "prepare_data",
     "read_lengths",
+    "read_record",
     "recommend",
     "report_of",
     "resolve_config",
@@ -629,7 +645,11 @@ def __getattr__(name: str) -> Any:
         from foretune import needs
 
         return getattr(needs, name)
-    if name in ("Prediction", "Refusal", "ScoreReport", "report_of"):
+    if name in ("CheckpointSaved", "PhaseBegan", "RunFinished", "UpdateDone"):
+        from foretune.runtime import run_events
+
+        return getattr(run_events, name)
+    if name in ("Prediction", "Refusal", "RunRecord", "ScoreReport", "read_record", "report_of"):
         from foretune import evidence
 
         return getattr(evidence, name)
