@@ -36,7 +36,7 @@ from foretune.runtime.run_folder import RECORD, RunFolder, now
 from foretune.runtime.run_plan import RunPlan
 from foretune.runtime.schedule import learning_rate_factor
 from foretune.runtime.update import Batch, Update, require_finite, run_update
-from foretune.runtime.verify import require_verified
+from foretune.runtime.verify import require_gradients, require_verified
 
 __all__ = ["train_run"]
 
@@ -179,6 +179,7 @@ class _Run:
         require_finite(loss.item(), "loss of the widest micro batch")
         loss.backward()
         del loss
+        require_gradients(self.live)
         for parameter in self.live.trained.values():
             parameter.grad = None
         random.setstate(states[0])

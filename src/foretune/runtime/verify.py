@@ -20,7 +20,7 @@ from foretune.runtime.live import Live, fingerprint
 from foretune.runtime.load import DTYPES, build_model, decoder_linears, eight_bit_layers, four_bit_layers
 from foretune.runtime.update import Batch
 
-__all__ = ["observe", "require_verified"]
+__all__ = ["observe", "require_gradients", "require_verified"]
 
 Moment = Literal["before", "after"]
 Found = tuple[str, object, object]
@@ -63,6 +63,19 @@ def require_verified(live: Live, moment: Moment, packed: Batch | None) -> tuple[
         ]
         raise VerificationError(problems[0].message, hint=hint, problems=tuple(problems))
     return checks
+
+
+def require_gradients(live: Live) -> None:
+    """Refuse weights that are to be trained and that no loss reaches: they would fail after the last update.
+
+    Raises VerificationError.
+    """
+    lacking = [name for name, parameter in live.trained.items() if parameter.grad is None]
+    if lacking:
+        raise VerificationError(
+            f"Trained weights without a gradient: {_few(lacking, 'get none')}.",
+            hint="The model's own code does not train them; train adapters on other layers, or another model.",
+        )
 
 
 def observe(live: Live, moment: Moment, packed: Batch | None) -> tuple[Check, ...]:
