@@ -27,12 +27,12 @@ WORDS = TEXT.split()
 RANK, RATE, SEED = 8, 1e-4, 0
 
 
-def write_rows(path: Path, num_rows: int, mean_words: int) -> None:
-    """Conversations whose lengths spread as those of published sets do: many short ones, a few long ones."""
+def write_rows(path: Path, num_rows: int, median_words: int, spread: float) -> None:
+    """Conversations whose lengths are lognormal: many short ones, a few long ones. A word is about a token."""
     draw = random.Random(SEED)
     with path.open("w") as file:
         for _ in range(num_rows):
-            size = max(4, int(draw.lognormvariate(0, 0.7) * mean_words))
+            size = min(650, max(4, int(draw.lognormvariate(0, spread) * median_words)))
             question = " ".join(draw.choices(WORDS, k=max(2, size // 3)))
             answer = " ".join(draw.choices(WORDS, k=size))
             row = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
@@ -47,8 +47,14 @@ class Case:
         self.rows = folder / "rows.jsonl"
         self.micro_batch = 8 if is_packing else 2
         self.length = 1024
-        self.updates = 3 if is_packing else 12
-        write_rows(self.rows, 400 if is_packing else 64, 45 if is_packing else 60)
+        if is_packing:
+            write_rows(self.rows, 600, 25, 1.2)
+        else:
+            write_rows(self.rows, 64, 60, 0.5)
+
+    def updates(self, *, packs: bool) -> int:
+        """A packed micro batch holds as many tokens as many padded ones."""
+        return 3 if packs else 12
 
 
 def ours(model: str, case: Case, output: Path, *, packs: bool) -> float:
@@ -61,7 +67,7 @@ def ours(model: str, case: Case, output: Path, *, packs: bool) -> float:
             "precision.dtype": "fp32",
             "lora.rank": RANK,
             "optimizer.learning_rate": RATE,
-            "schedule.updates": case.updates,
+            "schedule.updates": case.updates(packs=packs),
             "batch.micro_batch_size": case.micro_batch,
             "batch.sequence_length": case.length,
             "batch.packing": packs,
@@ -103,7 +109,7 @@ def bare(model: str, case: Case, output: Path) -> float:
     config = build_config(fields).config
     *_, found = prepare_rows(row_preparation(config, str(case.rows), limit=case.length, cache=output))
     feed = Feed(Rows(open_store(found.place), found.row_lengths), config, 0)
-    host = [feed.batch(rows) for rows in list(feed.plan(0))[: case.updates]]
+    host = [feed.batch(rows) for rows in list(feed.plan(0))[: case.updates(packs=False)]]
     batches = [on_device(each, torch.device("cpu"), config.batch) for each in host]
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     names = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -167,7 +173,7 @@ print("RATE", sum(tokens[1:int(updates)]) / (ends[-1] - ends[0]))
 
 
 def theirs(python: str, model: str, case: Case, output: Path, *, packs: bool) -> float:
-    words = [case.micro_batch, case.length, case.updates, RANK, RATE]
+    words = [case.micro_batch, case.length, case.updates(packs=packs), RANK, RATE]
     ended = subprocess.run(
         [python, "-c", TRL, model, str(case.rows), str(output), "yes" if packs else "no", *map(str, words)],
         capture_output=True,
