@@ -86,7 +86,7 @@ OOM_REASONS: dict[str, str] = {}
 AGAINST = """## Against the program
 
 **Against the program itself.** The real Transformers and PEFT code, run on tensors without data, and the estimate are
-compared event by event: 280 configurations of thirteen families in many ways to train (`tests/golden/traces.jsonl`),
+compared event by event: 317 configurations of thirteen families in many ways to train (`tests/golden/traces.jsonl`),
 and every family that is estimated and that Transformers has, at its real width with few layers, trained in full, under
 LoRA and under QLoRA, with one sequence and two (`tests/golden/families.jsonl`):
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from foretune.contract import TrainingConfig
+from foretune.contract import BatchSettings, TrainingConfig
 from foretune.data import (
     Lengths,
     LengthStats,
@@ -25,8 +25,8 @@ from foretune.values import Value
 __all__ = ["Engine", "LengthNeed", "LengthsAnswer", "answer_lengths"]
 
 Bytes = Annotated[int, Meta(ge=0)]
-Engine = Callable[[int], tuple[MemoryEstimate, Verdict | None]]
-"""Answers for micro batches of rows of so many tokens; raises ForetuneError where that is refused."""
+Engine = Callable[[BatchSettings], tuple[MemoryEstimate, Verdict | None]]
+"""Answers for micro batches of full rows; raises ForetuneError where that is refused."""
 Rows = Literal["p50", "p95", "longest", "worst micro batch", "packed"]
 
 
@@ -69,7 +69,8 @@ def answer_lengths(config: TrainingConfig, lengths: Lengths, engine: Engine) -> 
     """
     engine = cache(engine)
     limit, batch = config.batch.sequence_length, config.batch
-    kind = engine(limit)[0].kind
+    padded = batch.with_(packing=False)
+    kind = engine(padded)[0].kind
     data, cut = describe_lengths(lengths), lengths.cut(limit)
     padding = pad_rows(cut, batch.micro_batch_size, is_sorted=batch.sort_by_length)
     packing = pack_rows(cut, limit)
@@ -87,22 +88,25 @@ def answer_lengths(config: TrainingConfig, lengths: Lengths, engine: Engine) -> 
         long_rows=long_rows,
         padding=padding,
         packing=packing,
-        needs=tuple(_need(rows, count, limit, engine) for rows, count in tokens.items()),
+        needs=tuple(_need(rows, count, padded, engine) for rows, count in tokens.items()),
         assumptions=tuple(_assumptions(config, data, long_rows)),
     )
 
 
-def _need(rows: Rows, tokens: int, limit: int, engine: Engine) -> LengthNeed:
+def _need(rows: Rows, tokens: int, batch: BatchSettings, engine: Engine) -> LengthNeed:
+    is_beyond, full = tokens > batch.sequence_length, batch.with_(sequence_length=tokens)
+    if rows == "packed":
+        full = full.with_(packing=True, sort_by_length=False)
     try:
-        needed, verdict = engine(tokens)
+        needed, verdict = engine(full)
     except ForetuneError as error:
-        if tokens <= limit:
+        if not (is_beyond or full.packing):
             raise
-        return LengthNeed(rows=rows, tokens=tokens, is_beyond=True, refused_because=error.message)
+        return LengthNeed(rows=rows, tokens=tokens, is_beyond=is_beyond, refused_because=error.message)
     return LengthNeed(
         rows=rows,
         tokens=tokens,
-        is_beyond=tokens > limit,
+        is_beyond=is_beyond,
         allocated_bytes=needed.allocated_bytes,
         reserved_bytes=needed.reserved_bytes,
         need_bytes=needed.need_bytes,
@@ -128,8 +132,8 @@ def _assumptions(config: TrainingConfig, data: LengthStats, long_rows: LongRows)
         text = f"data.truncation is {config.data.truncation}: a run {verb} rows of more than {limit:,} tokens."
         texts.append(f"{text} Padding and packing count them as cut.")
     texts.append(
-        "Packed rows are filled by best-fit decreasing, and no row is split. They are taken to need what full rows "
-        "need; what keeps the examples in them apart (a mask, another kernel) is not counted."
+        "Packed rows are filled by best-fit decreasing, and no row is split; the mask that keeps their examples apart "
+        "is counted."
     )
     texts.append(
         "Each need is that of a run whose micro batches all have this length; where lengths vary from one to the next "

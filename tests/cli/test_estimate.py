@@ -394,12 +394,20 @@ def test_each_need_is_that_of_rows_of_its_length(call, lengths: str) -> None:
         "packed": 1024,
     }
     assert [need["is_beyond"] for need in by_length["needs"]] == [False, True, True, False, False]
-    for tokens, rows in ((100, "p50"), (2000, "longest"), (1024, "packed")):
-        alone = call(*words, "--seq-len", str(tokens)).document
+    packed = ("--set", "batch.packing=true")
+    for tokens, rows, more in ((100, "p50", ()), (2000, "longest", ()), (1024, "packed", packed)):
+        alone = call(*words, "--seq-len", str(tokens), *more).document
         figures = ("need_bytes", "allocated_bytes", "reserved_bytes", "verdict")
         assert {name: needs[rows][name] for name in figures} == {name: alone[name] for name in figures}
     assert (needs["p50"]["verdict"], needs["longest"]["verdict"]) == ("fits", "does not fit")
-    assert needs["packed"]["need_bytes"] == needs["worst micro batch"]["need_bytes"] == document["need_bytes"]
+    assert needs["worst micro batch"]["need_bytes"] == document["need_bytes"]
+
+
+def test_packed_rows_of_a_class_that_lets_them_leak_have_no_need(call, lengths: str) -> None:
+    words = ("estimate", "--model", "bigscience/bloom-560m", "--offline", "--lengths", lengths, "--json")
+    *_, packed = call(*words).document["lengths"]["needs"]
+    assert (packed["rows"], packed["need_bytes"], packed["is_beyond"]) == ("packed", None, False)
+    assert "batch.packing" in packed["refused_because"]
 
 
 def test_lengths_count_rows_tokens_and_what_is_cut(call, lengths: str) -> None:

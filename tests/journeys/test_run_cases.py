@@ -28,7 +28,7 @@ from foretune.errors import (
 from foretune.evidence import RunRecord, read_record
 from foretune.models import resolve_model, resolve_targets
 from foretune.models.targets import lora_parameters
-from foretune.runtime.train import RunFinished, UpdateDone
+from foretune.runtime.run_events import RunFinished, UpdateDone
 
 
 @pytest.fixture(autouse=True)

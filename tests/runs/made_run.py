@@ -100,6 +100,9 @@ def copy_model(folder: Path, source: Path | None = None) -> Path:
 
 def write_config(path: Path, folder: Path, **changes: Any) -> Path:
     """Write the configuration of a small run as a file; its output is `runs/first` beside it."""
-    fields = {"lora.rank": 4, "lora.alpha": 8.0, **settings(folder, **changes), "output": "runs/first"}
+    fields = settings(folder, **changes)
+    if "lora" not in fields:
+        fields = {"lora.rank": 4, "lora.alpha": 8.0, **fields}
+    fields["output"] = "runs/first"
     path.write_text(dump_config(build_config(fields).config))
     return path

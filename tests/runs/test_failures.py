@@ -128,6 +128,23 @@ def test_a_gradient_that_is_no_number_stops_as_well(tmp_path: Path, monkeypatch:
     assert (told.exit_code, record.outcome) == (12, "non-finite")
 
 
+def test_a_weight_that_no_loss_reaches_is_told_before_the_first_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A layer that the model's own code passes over: without the check it would fail after the last update."""
+    from transformers.models.llama.modeling_llama import LlamaMLP
+
+    monkeypatch.setattr(LlamaMLP, "forward", lambda self, x: self.down_proj(self.act_fn(self.gate_proj(x))))
+    told, record = failed(tmp_path)
+    assert "4 get none: " in told.message
+    assert "up_proj" in told.message
+    assert (told.exit_code, record.outcome, record.scope.updates_done if record.scope else None) == (
+        11,
+        "verification-error",
+        0,
+    )
+
+
 def test_what_a_library_raises_is_a_run_error_with_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loader's TypeError is an error, and never a second call with fewer settings."""
     from transformers import AutoModelForCausalLM

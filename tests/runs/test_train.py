@@ -16,8 +16,8 @@ from foretune.api import EvaluationAnswer, evaluate, plan_training, train
 from foretune.contract import TrainingConfig
 from foretune.errors import ConfigError, RunDirectoryError, UnsupportedError
 from foretune.evidence import RunRecord, read_record
+from foretune.runtime.run_events import RunFinished, UpdateDone
 from foretune.runtime.schedule import learning_rate_factor, run_length
-from foretune.runtime.train import RunFinished, UpdateDone
 
 
 def configured(folder: Path, **changes: Any) -> TrainingConfig:

@@ -79,6 +79,20 @@ MODELS: dict[str, dict[str, Any]] = {
         "position_embedding_type": "rope",
     },
 }
+SMOLLM2 = {
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "vocab_size": 49152,
+    "tie_word_embeddings": True,
+    "model_type": "llama",
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+}
+MODELS["SmolLM2-135M"] = SMOLLM2
 LORA: dict[str, Any] = {"rank": 8, "targets": "all-linear"}
 DROPOUT: dict[str, Any] = {**LORA, "dropout": 0.05}
 KEPT: dict[str, Any] = {"gradient_checkpointing": False}
@@ -118,7 +132,7 @@ class Case(NamedTuple):
 
     @property
     def raw_config(self) -> dict[str, Any]:
-        return {**MODELS[self.model], "model_type": self.model}
+        return {"model_type": self.model, **MODELS[self.model]}
 
 
 CASES = [
@@ -179,6 +193,13 @@ CASES = [
     Case("olmo2", 1, 64, 1, {**PACKED, **EAGER, **KEPT}),
     Case("gpt2", 2, 64, 1, PACKED),
 ]
+REAL = [
+    Case("SmolLM2-135M", 2, 128, 1, {"lora": LORA}),
+    Case("SmolLM2-135M", 1, 128, 2, {"lora": DROPOUT, **KEPT, **CHUNKED}),
+    Case("SmolLM2-135M", 1, 64, 1, {}),
+    Case("SmolLM2-135M", 2, 128, 1, {**PACKED, "lora": LORA}),
+]
+"""The width and depth of a real model."""
 SCALAR_BYTES = 64
 """A CPU keeps Python's numbers as tensors of 4 and 8 bytes; births up to this size are not compared one by one."""
 
@@ -292,7 +313,7 @@ def canonical(events: list[int]) -> list[int]:
     return [size for size in events if abs(size) > SCALAR_BYTES]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", [*CASES, *(pytest.param(case, marks=pytest.mark.full) for case in REAL)], ids=str)
 def test_the_traced_peak_is_the_profilers_and_so_is_every_event(case: Case) -> None:
     traced, measured = trace_on_cpu(case.config, shape_of(case), case.raw_config), measure(case)
     assert abs(traced.resident_bytes - measured.resident_bytes) <= 1e-4 * measured.resident_bytes

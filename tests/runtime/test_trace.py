@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from memory.runs import SMALL, all_layers, canonical, shape_of
 from runtime.random_runs import random_run
+from transformers import AutoConfig
 
 from foretune.contract import TrainingConfig
 from foretune.errors import ConfigError, UnsupportedError
@@ -182,7 +183,23 @@ def test_so_they_are_inside_a_part(key: str) -> None:
 
 def test_what_transformers_notes_about_itself_is_left_out() -> None:
     noted = {"_name_or_path": "a/b", "_commit_hash": None, "_sliding_window_pattern": 6}
-    assert model_config({**SMALL, **noted}, attention="sdpa").name_or_path == ""
+    ours = {"attn_implementation": "somebody/kernel", "experts_implementation": "somebody/kernel"}
+    made = model_config({**SMALL, **noted, **ours}, attention="sdpa")
+    assert (made.name_or_path, made._attn_implementation) == ("", "sdpa")
+    assert "somebody" not in str(made.to_dict())
+
+
+def test_what_transformers_itself_writes_into_a_config_is_taken() -> None:
+    """Keys of Gemma 3 and OPT that begin as internals do, and infinity, which JSON does not have."""
+    opt = AutoConfig.for_model("opt", num_hidden_layers=1, _remove_final_layer_norm=True)
+    gemma = AutoConfig.for_model("gemma3_text", num_hidden_layers=12)
+    written = [json.loads(each.to_json_string(use_diff=False)) for each in (opt, gemma)]
+    assert {"_remove_final_layer_norm", "_sliding_window_pattern"} <= {*written[0], *written[1]}
+    assert model_config(written[0], attention="eager")._remove_final_layer_norm is True
+    assert model_config(written[1], attention="eager").layer_types == gemma.layer_types
+    falcon = json.loads(AutoConfig.for_model("falcon_h1", num_hidden_layers=1).to_json_string(use_diff=False))
+    assert falcon["time_step_limit"] == [0.0, {"__float__": "Infinity"}]
+    assert tuple(model_config(falcon, attention="eager").time_step_limit) == (0.0, float("inf"))
 
 
 def test_what_transformers_refuses_is_one_error() -> None:

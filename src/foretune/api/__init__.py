@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from foretune.contract import (
+    BatchSettings,
     LoadedConfig,
     Origin,
     TrainingConfig,
@@ -54,15 +55,26 @@ if TYPE_CHECKING:
     from foretune.contract import dump_config, json_schema
     from foretune.data import Lengths, read_lengths
     from foretune.devices import Detection, detect_devices, host_memory
-    from foretune.evidence import EngineName, Prediction, Refusal, Request, ScoreReport, report_of
+    from foretune.evidence import (
+        EngineName,
+        Prediction,
+        Refusal,
+        Request,
+        RunRecord,
+        ScoreReport,
+        read_record,
+        report_of,
+    )
     from foretune.needs import LengthNeed, LengthsAnswer
     from foretune.planner import Boundary, Carriers, Frontier, Objective, Plan, Recommendation
+    from foretune.runtime.run_events import CheckpointSaved, PhaseBegan, RunFinished, UpdateDone
     from foretune.runtime.trace import Trace
 
 __all__ = [
     "AliveTensors",
     "Boundary",
     "Carriers",
+    "CheckpointSaved",
     "DataAnswer",
     "Detection",
     "DeviceSpec",
@@ -81,6 +93,7 @@ __all__ = [
     "ModelShape",
     "ModelSummary",
     "Origin",
+    "PhaseBegan",
     "Plan",
     "Prediction",
     "Progress",
@@ -88,13 +101,16 @@ __all__ = [
     "Refusal",
     "RowPreview",
     "RowRun",
+    "RunFinished",
     "RunPlanned",
+    "RunRecord",
     "ScoreReport",
     "StackProfile",
     "Timeline",
     "TraceAnswer",
     "Traced",
     "TrainingConfig",
+    "UpdateDone",
     "VerifiedPlan",
     "boundary",
     "build_config",
@@ -121,6 +137,7 @@ __all__ = [
     "plan_training",
     "prepare_data",
     "read_lengths",
+    "read_record",
     "recommend",
     "report_of",
     "resolve_config",
@@ -291,11 +308,11 @@ def estimate_lengths(
     if shape is None:
         shape = resolve_model(config.model.id, revision=config.model.revision, offline=offline)
 
-    def at_length(tokens: int) -> tuple[MemoryEstimate, Verdict | None]:
-        changed = config.with_(batch=config.batch.with_(sequence_length=tokens))
+    def with_rows(batch: BatchSettings) -> tuple[MemoryEstimate, Verdict | None]:
+        changed = config.with_(batch=batch)
         return _with_figures(estimate(changed, device=device, stack=stack, shape=shape, with_changes=False))
 
-    return answer_lengths(config, lengths, at_length)
+    return answer_lengths(config, lengths, with_rows)
 
 
 def estimate_timeline(
@@ -628,7 +645,11 @@ def __getattr__(name: str) -> Any:
         from foretune import needs
 
         return getattr(needs, name)
-    if name in ("Prediction", "Refusal", "ScoreReport", "report_of"):
+    if name in ("CheckpointSaved", "PhaseBegan", "RunFinished", "UpdateDone"):
+        from foretune.runtime import run_events
+
+        return getattr(run_events, name)
+    if name in ("Prediction", "Refusal", "RunRecord", "ScoreReport", "read_record", "report_of"):
         from foretune import evidence
 
         return getattr(evidence, name)

@@ -17,7 +17,8 @@ from foretune.runtime.preparation import Progress
 if TYPE_CHECKING:
     from foretune.runtime.interrupts import Interrupts
     from foretune.runtime.meter import Meter
-    from foretune.runtime.train import RunEvent, RunPlan
+    from foretune.runtime.run_events import RunEvent
+    from foretune.runtime.run_plan import RunPlan
 
 __all__ = ["RunPlanned", "plan_training", "train"]
 
@@ -114,9 +115,9 @@ def _run_plan(planned: Planned, weights: WeightFiles, grown: list[RunRecord]) ->
     from foretune.runtime.artifact import prompt_format
     from foretune.runtime.checkpoint import first_progress
     from foretune.runtime.feed import Feed
+    from foretune.runtime.run_plan import RunPlan
     from foretune.runtime.stops import base_stop_ids, closing_ids, strange_closings
     from foretune.runtime.tokenizer import load_tokenizer
-    from foretune.runtime.train import RunPlan
 
     config, rows, stats = planned.answer.config, planned.rows, planned.answer.stats
     assert weights.folder is not None
@@ -156,7 +157,8 @@ def _run(plan: "RunPlan", asked: Request, interrupts: "Interrupts", meter: "Mete
     from foretune.runtime.interrupts import Stopped
     from foretune.runtime.meter import Meter
     from foretune.runtime.run_folder import open_run
-    from foretune.runtime.train import resume_plan, train_run
+    from foretune.runtime.run_plan import resume_plan
+    from foretune.runtime.train import train_run
 
     assert plan.config.output is not None
     try:

@@ -85,7 +85,7 @@ class LoraSettings(Value, frozen=True, kw_only=True):
     targets: Literal["all-linear", "attention", "mlp"] | Annotated[tuple[Text, ...], Meta(min_length=1)] = "all-linear"
     """A scope, or names of linear layers as the model spells them (`q_proj`); a name that matches nothing fails."""
     modules_to_save: tuple[Text, ...] = ()
-    """Modules trained whole beside the adapters, for example `lm_head`; held in fp32."""
+    """Modules trained whole beside the adapters, for example `lm_head`; held in `precision.dtype`."""
     use_dora: bool = False
     """Weight-decomposed adapters: a trained magnitude per output (Liu et al. 2024)."""
     use_rslora: bool = False

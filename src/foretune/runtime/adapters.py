@@ -34,10 +34,15 @@ def _layer_prefix(model: nn.Module, shape: ModelShape, wanted: set[str]) -> str:
 
 
 def freeze_towers(model: nn.Module, shape: ModelShape) -> None:
-    """Freeze what stands beside the language model: it is loaded and not trained."""
+    """Freeze what stands beside the language model, which is loaded and not trained, and what its class leaves out.
+
+    Transformers forgets the latter when it loads: every floating point parameter wants gradients then
+    (core_model_loading.py, set_param_for_module), though none comes.
+    """
     frozen = {spec.name for tower in shape.towers for spec in tower.parameters}
+    left_out = tuple(f".{spec.name}" for _, spec in shape.parameters() if spec.is_frozen)
     for name, parameter in model.named_parameters():
-        if name in frozen:
+        if name in frozen or f".{name}".endswith(left_out):
             parameter.requires_grad_(False)
 
 

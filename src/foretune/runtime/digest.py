@@ -22,7 +22,7 @@ def digest(tensor: Tensor) -> int:
     bits = tensor.detach().reshape(-1).view(torch.uint8)
     if bits.numel() % 4 == 0:
         bits = bits.view(torch.int32)
-    places = torch.arange(1, 2 * CHUNK, 2, device=bits.device)
+    places = 2 * torch.arange(min(CHUNK, bits.numel()), device=bits.device) + 1
     total = bits.numel()
     for chunk in bits.split(CHUNK):
         total = (total * FACTOR + int((chunk.long() * places[: chunk.numel()]).sum().item())) % MODULUS

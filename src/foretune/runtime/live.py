@@ -1,11 +1,12 @@
 """A fine-tune that is loaded: model, step and optimizer, made in one order for training, resuming and evaluating."""
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from foretune.contract import TrainingConfig
 from foretune.memory.components import Facts
@@ -42,6 +43,8 @@ class Live:
     """In all processes of the run: what the optimizer has counted."""
     updates_here: int = 0
     """In this process."""
+    steps_here: int = 0
+    """How often the optimizer was stepped in this process, by its own account."""
     initial: dict[str, int] = field(default_factory=dict)
     """Fingerprints of the trained parameters before the first update of this process."""
 
@@ -66,9 +69,18 @@ def fingerprints(model: nn.Module) -> dict[str, tuple[nn.Parameter, int]]:
 
 
 def fingerprint(parameter: nn.Parameter) -> int:
-    """Return the fingerprint of a parameter."""
-    state = getattr(parameter, "quant_state", None)
-    return digest(parameter) if state is None else digest(parameter) ^ digest(state.absmax)
+    """Return the fingerprint of a parameter, to be compared within this process."""
+    return hash((digest(parameter), *map(digest, _scales(getattr(parameter, "quant_state", None)))))
+
+
+def _scales(state: Any) -> Iterator[Tensor]:
+    """Yield what turns 4-bit numbers into weights: the scales of blocks, and with double quantization those of them."""
+    if state is None:
+        return
+    yield state.absmax
+    if state.nested:
+        yield state.offset
+        yield from _scales(state.state2)
 
 
 def assemble(
@@ -97,9 +109,14 @@ def assemble(
 def make_live_optimizer(live: Live) -> None:
     """Give it its optimizer, and for fp16 the scaler that keeps small gradients from vanishing."""
     live.optimizer = make_optimizer(live.config.optimizer, list(live.trained.values()))
+    live.optimizer.register_step_post_hook(lambda *_: _count_step(live))
     if live.config.precision.dtype == "fp16":
         live.scaler = torch.amp.GradScaler(live.device.type)
     remember(live)
+
+
+def _count_step(live: Live) -> None:
+    live.steps_here += 1
 
 
 def remember(live: Live) -> None:

@@ -38,8 +38,14 @@ embedding's weight, as it is in the checkpoint."""
 _PRODUCTS = ("Linear", "FalconLinear")
 """Classes that are a product with a weight and no more."""
 _LEFT_OUT = frozenset(
-    {"architectures", "auto_map", "dtype", "quantization_config", "torch_dtype", "transformers_version"}
+    {
+        *("architectures", "auto_map", "dtype", "quantization_config", "torch_dtype", "transformers_version"),
+        *("attn_implementation", "experts_implementation"),
+    }
 )
+"""What is ours to set, or of no meaning to a class. A kernel that a config names could be code of the hub."""
+_FIELDS = frozenset({"_remove_final_layer_norm"})
+"""Fields of a class that begin as internals do (OPT)."""
 
 
 def model_config(config: Mapping[str, Any], *, attention: str) -> PretrainedConfig:
@@ -89,9 +95,15 @@ def _refused_keys(config: Mapping[str, Any], place: str = "") -> list[str]:
 
 
 def _without_bookkeeping(part: Any) -> Any:
+    """Leave out what begins with `_` and is no field, and read the floats that Transformers writes as objects."""
+    if isinstance(part, list):
+        return [_without_bookkeeping(value) for value in part]
     if not isinstance(part, Mapping):
         return part
-    return {key: _without_bookkeeping(value) for key, value in part.items() if not str(key).startswith("_")}
+    if part.keys() == {"__float__"} and part["__float__"] in ("Infinity", "-Infinity", "NaN"):
+        return float(part["__float__"])
+    kept = {key: value for key, value in part.items() if not str(key).startswith("_") or key in _FIELDS}
+    return {key: _without_bookkeeping(value) for key, value in kept.items()}
 
 
 class Loaded(NamedTuple):

@@ -1,126 +1,46 @@
 """The loop: load, verify, rehearse, update, evaluate, keep, verify again, save. One iterator of events, one record."""
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy
 import torch
 
 from foretune.contract import TrainingConfig
 from foretune.data import Batch as HostBatch
-from foretune.devices import DeviceSpec
-from foretune.errors import ForetuneError, OutOfMemoryError, RunDirectoryError, SaveError
-from foretune.evidence import EvaluationReading, RunRecord, Scope, read_record
-from foretune.memory.components import Facts
-from foretune.models import ModelShape, WeightFiles
-from foretune.runtime.artifact import PromptFormat, save_artifact
+from foretune.errors import ForetuneError, OutOfMemoryError, SaveError
+from foretune.evidence import EvaluationReading, Scope
+from foretune.runtime.artifact import save_artifact
 from foretune.runtime.border import quietly
 from foretune.runtime.checkpoint import (
-    ProgressState,
     checkpoint_name,
-    checkpoints,
     discard_checkpoints_after,
     load_checkpoint,
     prune_checkpoints,
-    read_progress,
     save_checkpoint,
 )
 from foretune.runtime.digest import sha256_of
 from foretune.runtime.evaluation import mean_loss
 from foretune.runtime.failures import explained, failure_of, outcome_of, running
-from foretune.runtime.feed import Feed, on_device
+from foretune.runtime.feed import on_device
 from foretune.runtime.interrupts import Interrupts, Stopped
 from foretune.runtime.live import Live, assemble, fingerprints, make_live_optimizer, remember
 from foretune.runtime.load import load_model
 from foretune.runtime.meter import Meter
+from foretune.runtime.run_events import CheckpointSaved, PhaseBegan, RunEvent, RunFinished, UpdateDone
 from foretune.runtime.run_folder import RECORD, RunFolder, now
-from foretune.runtime.schedule import RunLength, learning_rate_factor
+from foretune.runtime.run_plan import RunPlan
+from foretune.runtime.schedule import learning_rate_factor
 from foretune.runtime.update import Batch, Update, require_finite, run_update
-from foretune.runtime.verify import require_verified
-from foretune.values import Value
+from foretune.runtime.verify import require_gradients, require_verified
 
-__all__ = [
-    "CheckpointSaved",
-    "PhaseBegan",
-    "RunEvent",
-    "RunFinished",
-    "RunPlan",
-    "UpdateDone",
-    "resume_plan",
-    "train_run",
-]
+__all__ = ["train_run"]
 
 MOST_UNUSED = 100
-
-
-class PhaseBegan(Value, frozen=True, kw_only=True):
-    """A phase that takes its time begins: load, prepare, rehearsal, evaluation, save."""
-
-    phase: str
-
-
-class UpdateDone(Value, frozen=True, kw_only=True):
-    """An update was applied."""
-
-    update: int
-    """From 1."""
-    num_updates: int
-    epoch: float
-    """Passes over the data until now."""
-    loss: float
-    """Mean over the tokens of the update that carry loss."""
-    learning_rate: float
-    gradient_norm: float | None
-    """Before clipping; None: not computed."""
-    num_tokens: int
-    """Of this update, without padding."""
-    tokens_per_second: float
-    was_skipped: bool = False
-    """fp16 only: a gradient overflowed, so no weight moved."""
-
-
-class CheckpointSaved(Value, frozen=True, kw_only=True):
-    """A checkpoint is on disk."""
-
-    update: int
-    path: str
-
-
-class RunFinished(Value, frozen=True, kw_only=True):
-    """The run has its artifact."""
-
-    folder: str
-    record: RunRecord
-
-
-RunEvent = PhaseBegan | UpdateDone | EvaluationReading | CheckpointSaved | RunFinished
-
-
-class RunPlan(NamedTuple):
-    """A run that was checked and can begin."""
-
-    config: TrainingConfig
-    shape: ModelShape
-    facts: Facts
-    raw_config: Mapping[str, Any]
-    weights: WeightFiles
-    feed: Feed
-    evaluation: Feed | None
-    length: RunLength
-    record: RunRecord
-    """As it is written first."""
-    progress: ProgressState
-    """Where it begins: at update 0, or at a checkpoint's."""
-    tokenizer_folder: Path
-    example_ids: list[int]
-    format: PromptFormat
-    stop_ids: tuple[int, ...]
-    device: DeviceSpec | None = None
-    """The card; None on a CPU."""
 
 
 def train_run(
@@ -259,6 +179,7 @@ class _Run:
         require_finite(loss.item(), "loss of the widest micro batch")
         loss.backward()
         del loss
+        require_gradients(self.live)
         for parameter in self.live.trained.values():
             parameter.grad = None
         random.setstate(states[0])
@@ -470,54 +391,3 @@ class _Run:
         noted = self.record.with_(**changes)
         self.folder.write(noted)
         self.record = noted
-
-
-def resume_plan(plan: RunPlan, folder: RunFolder) -> tuple[RunPlan, Path | None]:
-    """Return the plan from the newest checkpoint on; without one it begins anew in the same folder.
-
-    A checkpoint whose files are not whole is passed over for the one before, and the record says so. Raises
-    RunDirectoryError where the run has ended well, or where what it began with has changed.
-    """
-    before = read_record(folder.path / RECORD)
-    if before.is_success:
-        raise RunDirectoryError(f"{folder.path} holds a run that is finished.", hint="Begin another in another output.")
-    record = plan.record.with_(started_at=before.started_at)
-    for _, checkpoint in reversed(checkpoints(folder.checkpoints)):
-        try:
-            found = read_progress(checkpoint)
-        except SaveError as error:
-            record = record.with_(warnings=(*record.warnings, f"A checkpoint was passed over: {error.message}"))
-            continue
-        _require_same(found, plan.progress, folder.path)
-        changed = _changed_machine(found, plan.progress)
-        record = record.with_(
-            resumed_at=(*before.resumed_at, found.update),
-            evaluations=found.evaluations,
-            warnings=(*record.warnings, *changed),
-        )
-        same = {"libraries": plan.progress.libraries, "num_threads": plan.progress.num_threads}
-        return plan._replace(record=record, progress=found.with_(**same)), checkpoint
-    return plan._replace(record=record.with_(resumed_at=(*before.resumed_at, 0))), None
-
-
-def _require_same(found: ProgressState, expected: ProgressState, folder: Path) -> None:
-    for field, what in (
-        ("fingerprint", "the configuration"),
-        ("label_sha256", "the training rows, or how they are tokenized,"),
-        ("evaluation_label_sha256", "the evaluation rows"),
-        ("base_sha256", "the base model's files"),
-    ):
-        if getattr(found, field) != getattr(expected, field):
-            raise RunDirectoryError(
-                f"{folder} cannot be resumed: {what} changed since its checkpoint.",
-                hint="Resume with what it began with, or begin another run in another output.",
-            )
-
-
-def _changed_machine(found: ProgressState, expected: ProgressState) -> Iterator[str]:
-    """Say where bitwise equality cannot be promised: other libraries or threads."""
-    if (found.libraries, found.num_threads) != (expected.libraries, expected.num_threads):
-        yield (
-            "Resumed with other libraries or another number of threads than before, so losses may differ in their last "
-            f"digits: {', '.join(found.libraries)}, {found.num_threads} threads then."
-        )
