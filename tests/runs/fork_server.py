@@ -283,6 +283,8 @@ def _serve() -> None:
         request = json.loads(line)
         call: Callable[[dict[str, Any]], dict[str, Any]] = getattr(server, request["do"])
         print(json.dumps(call(request)), file=answers, flush=True)
+    for pid in server.handles:  # a test that failed may have left a child that was stopped
+        os.kill(pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import random
 import signal
 import threading
+import weakref
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -235,6 +236,28 @@ def test_after_the_end_nothing_is_heard() -> None:
         rung(interrupts, signal.SIGINT, signal.SIGINT)
         interrupts.finish()
     rung(interrupts, signal.SIGINT, signal.SIGTERM)
+
+
+def test_a_signal_while_an_object_dies_is_heard_at_the_next_event(capsys: pytest.CaptureFixture[str]) -> None:
+    """Python drops what is raised there, and would print it."""
+    died: list[int] = []
+
+    def finalizer(_: object) -> None:
+        died.append(1)
+        signal.raise_signal(signal.SIGINT)
+
+    def looked_at(interrupts: Interrupts) -> None:
+        with interrupts.outside():
+            pass
+
+    with Interrupts().listening() as interrupts:
+        dies = set[int]()
+        reference = weakref.ref(dies, finalizer)
+        del dies
+        with pytest.raises(Stopped):
+            looked_at(interrupts)
+    assert (died, reference()) == ([1], None)
+    assert capsys.readouterr().err == ""
 
 
 def test_another_thread_listens_to_nothing_and_handlers_are_put_back() -> None:

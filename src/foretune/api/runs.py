@@ -1,7 +1,7 @@
 """The journeys that run something: from a configuration to an artifact, and from an artifact to what it says."""
 
 from collections.abc import Generator, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -97,11 +97,13 @@ def _trained(
             weights = fetch_weights(planned.weights)
             plan = _run_plan(planned, weights, grown)
         except ForetuneError as error:
-            note_failed_start(error, grown[-1])
+            with suppress(Stopped), interrupts.shielded():
+                note_failed_start(error, grown[-1])
             raise
         except (Stopped, KeyboardInterrupt) as stop:
             stopped = interrupts.error()
-            note_failed_start(stopped, grown[-1])
+            with suppress(Stopped), interrupts.shielded():  # what came meanwhile ends what is ending
+                note_failed_start(stopped, grown[-1])
             raise stopped from stop
         begin_anew(config)
         yield from _run(plan, asked, interrupts, meter)

@@ -109,7 +109,7 @@ def replace_file(path: Path, data: bytes) -> None:
         write_file(draft, data)
         at(f"replace {path.name}")
         draft.replace(path)
-    except OSError:
+    except BaseException:  # a signal's too
         with suppress(OSError):
             draft.unlink()
         raise

@@ -1,6 +1,7 @@
 """Ctrl-C and SIGTERM: at once while nothing is trained yet, then after the update; the second one at once."""
 
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,9 +43,12 @@ class Interrupts:
             return
         heard = (number for number in SIGNALS if signal.getsignal(number) not in (signal.SIG_IGN, None))
         before: dict[int, Any] = {number: signal.signal(number, self._heard) for number in heard}
+        hook = sys.unraisablehook  # a Stopped that comes while an object dies is dropped by Python, and printed
+        sys.unraisablehook = lambda told: None if isinstance(told.exc_value, Stopped) else hook(told)
         try:
             yield self
         finally:
+            sys.unraisablehook = hook
             for number, handler in before.items():
                 signal.signal(number, handler)
 
@@ -101,6 +105,8 @@ class Interrupts:
         raise Stopped(self.first)
 
     def _stop_if_due(self) -> None:
-        if self._is_due and not self._shields:
+        """Stop where that had to wait, and where Python dropped it: a Stopped that comes while an object dies."""
+        was_dropped = self.first is not None and not (self._waits or self._is_over)
+        if (self._is_due or was_dropped) and not self._shields:
             self._is_due = False
             raise Stopped(self.first or signal.SIGINT)
