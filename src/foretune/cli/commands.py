@@ -54,7 +54,12 @@ def _output_options() -> list[click.Parameter]:
     """Return new options that every command takes. `Output` reads them from the raw arguments."""
     shared: dict[str, Any] = {"group": "Output", "expose_value": False}
     return [
-        Option(["--json"], is_flag=True, help="Print JSON, errors included: one document; `train` a line an event.", **shared),
+        Option(
+            ["--json"],
+            is_flag=True,
+            help="Print JSON, errors included: one document; `train` a line an event.",
+            **shared,
+        ),
         Option(
             ["--color"],
             type=click.Choice(["auto", "always", "never"]),
