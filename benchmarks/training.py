@@ -1,11 +1,13 @@
 """Real tokens a second of a run: foretune beside a bare loop and TRL's SFTTrainer, each in its own process, in turn.
 
-    python benchmarks/training.py MODEL_FOLDER [--rounds N] [--trl PYTHON] [--packing]
+    python benchmarks/training.py MODEL_FOLDER [--rounds N] [--trl PYTHON] [--packing] [--layers N]
 
 Counted are tokens of rows without padding, from the end of the first update to the end of the last: no loading, no
 saving. Everything is LoRA in fp32 on the CPU. Without `--packing` rows are padded, one micro batch an update; with it
 rows of 100 tokens in the mean are packed to 1,024, and TRL runs padded (its default) and packed. TRL is called in a
-Python that has it (`--trl`). Ratios are of medians over the rounds of one run.
+Python that has it (`--trl`). Ratios are of medians over the rounds of one run. With `--packing` activations are
+recomputed, as both tools do by default: kept ones of 8 x 1,024 tokens need 24 GiB. `--layers` takes the model's shape
+with so many layers, untrained.
 """
 
 import argparse
@@ -72,7 +74,7 @@ def ours(model: str, case: Case, output: Path, *, packs: bool) -> float:
             "batch.sequence_length": case.length,
             "batch.packing": packs,
             "data.train": str(case.rows),
-            "gradient_checkpointing": False,
+            "gradient_checkpointing": case.is_packing,
             "output": str(output),
         }
     ).config
@@ -138,7 +140,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 import torch
 
-model, rows, out, packing, micro_batch, length, updates, rank, rate = sys.argv[1:]
+model, rows, out, packing, micro_batch, length, updates, rank, rate, recompute = sys.argv[1:]
 ends, tokens = [], []
 
 class Clock(TrainerCallback):
@@ -149,8 +151,8 @@ names = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_p
 args = SFTConfig(
     output_dir=out, max_length=int(length), packing=packing == "yes", per_device_train_batch_size=int(micro_batch),
     max_steps=int(updates), learning_rate=float(rate), lr_scheduler_type="cosine", max_grad_norm=1.0, bf16=False,
-    use_cpu=True, report_to=[], save_strategy="no", gradient_checkpointing=False, logging_steps=1, disable_tqdm=True,
-    dataloader_pin_memory=False,
+    use_cpu=True, report_to=[], save_strategy="no", gradient_checkpointing=recompute == "yes",
+    logging_steps=1, disable_tqdm=True, dataloader_pin_memory=False,
 )
 trainer = SFTTrainer(
     model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), args=args,
@@ -173,7 +175,7 @@ print("RATE", sum(tokens[1:int(updates)]) / (ends[-1] - ends[0]))
 
 
 def theirs(python: str, model: str, case: Case, output: Path, *, packs: bool) -> float:
-    words = [case.micro_batch, case.length, case.updates(packs=packs), RANK, RATE]
+    words = [case.micro_batch, case.length, case.updates(packs=packs), RANK, RATE, "yes" if case.is_packing else "no"]
     ended = subprocess.run(
         [python, "-c", TRL, model, str(case.rows), str(output), "yes" if packs else "no", *map(str, words)],
         capture_output=True,
@@ -184,6 +186,20 @@ def theirs(python: str, model: str, case: Case, output: Path, *, packs: bool) ->
     if not rates:
         sys.exit(f"TRL failed:\n{ended.stderr[-2000:]}")
     return float(rates[0])
+
+
+def shortened(model: str, num_layers: int, folder: Path) -> str:
+    """Make a model of the same widths with fewer layers, beside the tokenizer."""
+    import shutil
+
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(model, num_hidden_layers=num_layers)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(Path(model) / name, folder / name)
+    return str(folder)
 
 
 def in_child(kind: str, model: str, case: Case, output: Path) -> float:
@@ -213,6 +229,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--trl", metavar="PYTHON")
     parser.add_argument("--packing", action="store_true")
+    parser.add_argument("--layers", type=int, metavar="N")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:
@@ -221,6 +238,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         case = Case(folder, is_packing=given.packing)
+        if given.layers:
+            given.model = shortened(given.model, given.layers, folder / "short")
         kinds = ["packed", "padded"] if given.packing else ["ours", "bare"]
         rates: dict[str, list[float]] = {}
         for number in range(given.rounds):
