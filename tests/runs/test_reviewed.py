@@ -15,7 +15,6 @@ from runs.made_run import configured, conversation, copy_model, write_rows
 from safetensors.torch import load_file, save_file
 
 import foretune.runtime.artifact
-import foretune.runtime.evaluation
 import foretune.runtime.preflight
 from foretune.api import RunPlanned, plan_training, train
 from foretune.cli.run_view import RunView
@@ -26,6 +25,7 @@ from foretune.runtime import durable
 from foretune.runtime.border import quietly
 from foretune.runtime.checkpoint import ProgressState, load_checkpoint, save_checkpoint
 from foretune.runtime.failures import running
+from foretune.runtime.feed import on_device
 from foretune.runtime.live import Live
 from foretune.runtime.run_events import CheckpointSaved, RunFinished
 
@@ -88,13 +88,12 @@ def test_a_tensor_that_is_stored_under_another_name_is_compared_too(model_type: 
 
 def test_an_evaluation_that_is_no_number_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held_out = write_rows(tmp_path / "held-out.jsonl", [conversation(99)])
-    make = foretune.runtime.evaluation.on_device
 
     def without_end(*given: Any) -> Any:
-        batch = make(*given)
+        batch = on_device(*given)
         return batch._replace(targets_BS=torch.full_like(batch.targets_BS, -100))
 
-    monkeypatch.setattr(foretune.runtime.evaluation, "on_device", without_end)
+    monkeypatch.setattr("foretune.runtime.evaluation.on_device", without_end)
     monkeypatch.setattr("foretune.runtime.loss.F.cross_entropy", _endless(torch.nn.functional.cross_entropy))
     config = configured(tmp_path, evaluation__data=str(held_out)).config
     with pytest.raises(NonFiniteLossError, match="loss of an evaluation"):
@@ -133,6 +132,7 @@ def test_a_disk_that_had_room_for_the_run_has_room_to_resume_it(
     config = configured(tmp_path, checkpoint__every_updates=2, checkpoint__keep=3).config
     *_, plan = plan_training(config)
     assert isinstance(plan, RunPlanned)
+    room = plan.disk_bytes
     folder = tmp_path / "run" / "checkpoints"
 
     class Disk:
@@ -141,7 +141,7 @@ def test_a_disk_that_had_room_for_the_run_has_room_to_resume_it(
         @staticmethod
         def disk_usage(place: Path) -> SimpleNamespace:
             taken = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-            return SimpleNamespace(free=plan.disk_bytes - taken)
+            return SimpleNamespace(free=room - taken)
 
     monkeypatch.setattr(foretune.runtime.preflight, "shutil", Disk)
     run = train(config)
