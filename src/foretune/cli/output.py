@@ -1,6 +1,7 @@
 """What a command answers, and how the answer or the failure gets out: text for a person, one JSON document else."""
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from foretune import __version__
@@ -82,8 +83,9 @@ class Output:
             lines = [line for problem in error["problems"] for line in _problem_lines(problem, terminal)]
             if error.get("record"):
                 lines.append(f"  {terminal.paint('record:', 'cyan')} {escape(error['record'])}")
-            self.stderr.write("".join(f"{terminal.fitted(line)}\n" for line in lines))
-            self.stderr.flush()
+            with suppress(OSError):  # a terminal that was closed: the exit code is all there is
+                self.stderr.write("".join(f"{terminal.fitted(line)}\n" for line in lines))
+                self.stderr.flush()
         return int(error["exit_code"])
 
     def say(self, notes: Iterable[str]) -> None:

@@ -1,10 +1,12 @@
 """A run as a person follows it: one line that moves on a terminal, a line now and then elsewhere. On stderr."""
 
+import os
+from contextlib import suppress
 from time import monotonic
 from typing import Any
 
 from foretune.cli.progress import SECONDS_OF_SILENCE
-from foretune.cli.terminal import escape, standard_streams
+from foretune.cli.terminal import NARROWEST, WIDEST, escape, standard_streams
 from foretune.units import format_bytes
 
 __all__ = ["RunView", "bytes_or_unknown"]
@@ -32,8 +34,7 @@ class RunView:
     def say(self, text: str) -> None:
         """Write a line that stays."""
         self._clear()
-        self.stderr.write(f"{escape(text)}\n")
-        self.stderr.flush()
+        self._write(f"{escape(text)}\n")
 
     def phase(self, name: str) -> None:
         """Say that a phase begins."""
@@ -57,7 +58,7 @@ class RunView:
         if done:
             left = (now - self._begun) / done * (event.num_updates - event.update)
             text += f"  {_duration(left)} left"
-        if self.is_terminal:
+        if self.is_terminal and BAR + 3 + len(text) < self._width():
             full = BAR * event.update // event.num_updates
             text = f"[{'#' * full}{'.' * (BAR - full)}] {text}"
         is_edge = event.update in (1, event.num_updates)
@@ -75,13 +76,23 @@ class RunView:
             self.say(text)
 
     def _move(self, text: str) -> None:
-        self.stderr.write(f"\r\x1b[K{escape(text)}")
-        self.stderr.flush()
+        """Write over the line before: what is wider than the terminal would leave its beginning behind."""
+        self._write(f"\r\x1b[K{escape(text)[: self._width() - 1]}")
 
     def _clear(self) -> None:
         if self.is_terminal:
-            self.stderr.write("\r\x1b[K")
+            self._write("\r\x1b[K")
+
+    def _write(self, text: str) -> None:
+        """Write where that is still possible: who closes the terminal stops the run by a signal, not by our writing."""
+        with suppress(OSError, ValueError):
+            self.stderr.write(text)
             self.stderr.flush()
+
+    def _width(self) -> int:
+        with suppress(OSError, ValueError):
+            return max(os.get_terminal_size(self.stderr.fileno()).columns or WIDEST, NARROWEST)
+        return WIDEST
 
 
 def _duration(seconds: float) -> str:

@@ -3,6 +3,7 @@
 Staged beside its place, compared with the living tensors, synced and renamed: it is there whole or not at all.
 """
 
+import copy
 import json
 import shutil
 from collections.abc import Iterator, Mapping
@@ -41,6 +42,7 @@ __all__ = [
 
 ARTIFACT, PROBE, CARD = "artifact.json", "probe.safetensors", "README.md"
 ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+GENERATION = "generation_config.json"
 SHARD = "4GB"
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -218,13 +220,20 @@ def _plain(value: Any) -> Any:
 def _write_model(draft: Path, live: Live, stop_ids: tuple[int, ...]) -> list[Path]:
     """Write the whole model by its own class, which ties and names its weights as the base's files do."""
     base: Any = live.base
-    if getattr(base, "generation_config", None) is not None:
-        base.generation_config.eos_token_id = list(stop_ids)
+    own = getattr(base, "generation_config", None)
     base.config.use_cache = True
     try:
+        if own is not None:  # Transformers reads many that it refuses to write (a temperature without do_sample)
+            base.generation_config = type(own)()
         base.save_pretrained(draft, max_shard_size=SHARD)
     finally:
         base.config.use_cache = False
+        if own is not None:
+            base.generation_config = own
+    if own is not None:
+        settings = copy.deepcopy(own)
+        settings.eos_token_id = list(stop_ids)
+        (draft / GENERATION).write_text(settings.to_json_string(), encoding="utf-8")
     return sorted(draft.glob("*.safetensors"))
 
 
@@ -251,21 +260,39 @@ def _compare(files: list[Path], live: Live) -> None:
 
 def _living(live: Live) -> Iterator[tuple[str, Tensor]]:
     if live.config.lora is None:
-        yield from live.base.state_dict().items()
+        yield from _as_stored(live.base, dict(live.base.named_parameters()) | dict(_kept_buffers(live.base))).items()
         return
     from peft import get_peft_model_state_dict
 
     yield from get_peft_model_state_dict(live.model, save_embedding_layers=False).items()
 
 
+def _kept_buffers(model: Any) -> Iterator[tuple[str, Tensor]]:
+    kept = model.state_dict()
+    return ((name, kept[name]) for name, _ in model.named_buffers() if name in kept)
+
+
+def _as_stored(model: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return a model's tensors as its checkpoints have them: under other names, and experts one by one.
+
+    By the function that writes them (modeling_utils.py, save_pretrained): it shows what is lost on the way to the
+    disk, and not what that function loses.
+    """
+    if not getattr(model, "_weight_conversions", None):
+        return tensors
+    from transformers.core_model_loading import revert_weight_conversion
+
+    stored: dict[str, Tensor] = revert_weight_conversion(model, dict(tensors))
+    return stored
+
+
 def _needed(live: Live, living: dict[str, Tensor]) -> Iterator[str]:
-    """Names that a file must hold. Of a whole model those that are stored under their own names, each storage once."""
+    """Names that a file must hold. Of a whole model those of its parameters, each storage once."""
     if live.config.lora is not None:
         yield from living
         return
-    stored = set(live.loaded)
-    renamed = getattr(live.base, "_weight_conversions", None)
-    yield from (name for name in living if name in stored and not renamed)
+    buffers = {name for name, _ in live.base.named_buffers()}
+    yield from (name for name in living if name not in buffers)
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:

@@ -7,6 +7,7 @@ in JSON; nothing is pickled. A checkpoint is there whole or not at all.
 import json
 import random
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -198,12 +199,22 @@ def _flat_optimizer(live: Live) -> tuple[dict[str, Tensor], dict[str, Any]]:
     numbers: dict[str, dict[str, Any]] = {}
     for index, entries in state["state"].items():
         numbers[str(index)] = {}
-        for name, value in entries.items():
+        for name, value in _unwrapped(entries):
             if isinstance(value, Tensor):
                 tensors[f"{index}.{name}"] = value.detach().contiguous().clone()
             else:
                 numbers[str(index)][name] = value
     return tensors, {"groups": state["param_groups"], "numbers": numbers}
+
+
+def _unwrapped(entries: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield what an optimizer keeps for a weight. bitsandbytes hides quantized states in a dictionary of their own from
+    FSDP, and takes them unhidden too (optim/optimizer.py, Optimizer8bit.state_dict and load_state_dict)."""
+    for name, value in entries.items():
+        if isinstance(value, dict):
+            yield from _unwrapped(value)
+        else:
+            yield name, value
 
 
 def _optimizer_state(checkpoint: Path, described: dict[str, Any]) -> dict[str, Any]:

@@ -133,7 +133,7 @@ def publish_folder(folder: Path, final: Path) -> None:
         if path.is_file():
             at(f"sync {path.name}")
             path.chmod(mode & 0o666)
-            with path.open("rb") as file:
+            with path.open("r+b") as file:  # Windows syncs only what may be written
                 os.fsync(file.fileno())
                 digest = file_digest(file, "sha256").hexdigest()
             listed[path.relative_to(folder).as_posix()] = {"size": path.stat().st_size, "sha256": digest}
@@ -183,6 +183,9 @@ def sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EBADF, errno.ENOTSUP):  # some file systems know no such thing
+            raise
     finally:
         os.close(descriptor)
 

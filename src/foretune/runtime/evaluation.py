@@ -4,12 +4,16 @@ import torch
 
 from foretune.runtime.feed import Feed, on_device
 from foretune.runtime.live import Live
+from foretune.runtime.update import require_finite
 
 __all__ = ["mean_loss"]
 
 
 def mean_loss(live: Live, feed: Feed) -> tuple[float, int]:
-    """Return the mean loss over all tokens that carry loss, and their number; the model trains on as before."""
+    """Return the mean loss over all tokens that carry loss, and their number; the model trains on as before.
+
+    Raises NonFiniteLossError.
+    """
     modes = {module: module.training for module in live.step.modules()}
     live.step.eval()
     total, count = 0.0, 0
@@ -22,4 +26,4 @@ def mean_loss(live: Live, feed: Feed) -> tuple[float, int]:
     finally:
         for module, mode in modes.items():
             module.training = mode
-    return total / count, count
+    return require_finite(total / count, "loss of an evaluation"), count

@@ -40,6 +40,10 @@ _OUTCOMES: tuple[tuple[type[ForetuneError], Outcome], ...] = (
 )
 _CUDA = re.compile(r"Tried to allocate ([\d.]+) ([KMGT]?i?B)")
 _CPU = re.compile(r"(?:DefaultCPUAllocator|can't allocate memory).*?you tried to allocate (\d+) bytes", re.DOTALL)
+_MEMORY = re.compile(f"{_CPU.pattern}|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED", re.DOTALL)
+"""How memory is said to be out by what is not torch's allocator."""
+_DEVICE = re.compile(r"CUDA error|CUBLAS_STATUS|CUDNN_STATUS|cuDNN error")
+"""What a device reports late, at whatever line waits for it: `.item()` or `.to()` in our own code."""
 _LONGEST = 300
 NUM_PARTS = 3
 
@@ -75,9 +79,11 @@ def running(phase: Callable[[], str]) -> Iterator[None]:
     except MemoryError as error:
         raise _out_of_memory(error, phase()) from error
     except Exception as error:
-        if type(error).__name__ == "OutOfMemoryError" or _CPU.search(str(error)):
+        if type(error).__name__ == "OutOfMemoryError" or _MEMORY.search(str(error)):
             raise _out_of_memory(error, phase()) from error
         place = foreign_place(error, LIBRARIES)
+        if place is None and _DEVICE.search(str(error)):
+            place = "the device"
         if place is None:
             raise
         reason = (str(error).strip().splitlines() or [""])[0][:_LONGEST]

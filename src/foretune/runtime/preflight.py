@@ -13,6 +13,7 @@ from foretune.devices import Detection, DeviceSpec, detect_devices
 from foretune.errors import ConfigError
 from foretune.memory.components import Facts
 from foretune.memory.qualify import require_device
+from foretune.runtime.run_folder import CHECKPOINTS
 from foretune.units import format_bytes
 
 __all__ = ["UNQUALIFIED", "checkpoint_bytes", "require_disk", "run_device", "warnings_about"]
@@ -86,7 +87,7 @@ def require_disk(config: TrainingConfig, facts: Facts, artifact_bytes: int) -> t
     number = checkpoint.keep + 1 + config.evaluation.is_asked_for if keeps else 1
     needed = artifact_bytes + number * checkpoint_bytes(facts) + RECORD_BYTES
     free = shutil.disk_usage(place).free
-    if needed > free:
+    if needed > free + _held_bytes(Path(config.output) / CHECKPOINTS):
         raise ConfigError(
             f"The run writes up to {format_bytes(needed)} at {place} (artifact, {number} checkpoints), and "
             f"{format_bytes(free)} are free.",
@@ -94,3 +95,8 @@ def require_disk(config: TrainingConfig, facts: Facts, artifact_bytes: int) -> t
             field="output",
         )
     return needed, free
+
+
+def _held_bytes(folder: Path) -> int:
+    """Return what the checkpoints of a run that goes on take already: newer ones take their place."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
