@@ -29,6 +29,7 @@ BROKEN: dict[str, list[dict[str, object]]] = {
     ],
     "adapter-dtype-needs-adapters": [{"precision.adapter_dtype": "bf16"}],
     "no-fp16-adapters": [{"lora": {}, "precision.adapter_dtype": "fp16"}],
+    "no-fp16-modules": [{"lora.modules_to_save": ["lm_head"], "precision.dtype": "fp16"}],
     "flash-16-bit": [{"attention": "flash_attention_2", "precision.dtype": "fp32"}],
     "names-once": [
         {"lora.targets": ["q_proj", "v_proj", "q_proj"]},
@@ -75,6 +76,7 @@ KEPT: dict[str, list[dict[str, object]]] = {
     ],
     "adapter-dtype-needs-adapters": [{"lora": {}, "precision.adapter_dtype": "bf16"}],
     "no-fp16-adapters": [{"lora": {}, "precision.adapter_dtype": "fp32"}],
+    "no-fp16-modules": [{"lora.modules_to_save": ["lm_head"]}, {"lora": {}, "precision.dtype": "fp16"}],
     "flash-16-bit": [{"attention": "flash_attention_2"}, {"attention": "flash_attention_2", "precision.dtype": "bf16"}],
     "names-once": [{"lora.targets": ["q_proj", "v_proj"], "lora.modules_to_save": ["lm_head"]}],
     "adapted-or-whole": [{"lora.modules_to_save": ["lm_head"]}],
@@ -120,7 +122,10 @@ def _by_message(names: list[str], message: str) -> str:
         "cpu-fp32": "device is cpu",
         "no-full-fp16": "lora is null",
         "adapter-dtype-needs-adapters": "there are no adapters",
-        "no-fp16-adapters": "unscaled",
+        "no-fp16-adapters": "adapter_dtype is fp16",
+        "no-fp16-modules": "modules_to_save names modules",
+        "names-once": "twice",
+        "adapted-or-whole": "adapted or trained whole",
     }
     return next(name for name in names if words[name] in message)
 

@@ -213,16 +213,14 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
     assert [text for text in record.warnings if "passed over" in text and newest.name in text] != []
 
 
-def test_when_all_are_damaged_it_begins_anew_and_says_so(
-    server: ForkServer, undisturbed: Undisturbed, killed: Killed, tmp_path: Path
+def test_when_all_are_damaged_it_is_refused_and_nothing_is_removed(
+    server: ForkServer, killed: Killed, tmp_path: Path
 ) -> None:
     run = killed(tmp_path / "it")
     for _, path in checkpoints(run / "checkpoints"):
         flip_byte(path / "random.safetensors", -3)
-    assert resumed(server, tmp_path / "it") == undisturbed("lora")
-    record = record_of(run)
-    assert record.resumed_at == (0,)
-    assert len([text for text in record.warnings if "passed over" in text]) == 2
+    ended = refused(server, tmp_path / "it")
+    assert "None of the 2 checkpoints" in ended.err
 
 
 # -- what has changed

@@ -100,6 +100,9 @@ def _trained(
             with suppress(Stopped), interrupts.shielded():
                 note_failed_start(error, grown[-1])
             raise
+        except Exception as error:
+            note_failed_start(ForetuneError(f"A mistake in foretune: {type(error).__name__}: {error}"), grown[-1])
+            raise
         except (Stopped, KeyboardInterrupt) as stop:
             stopped = interrupts.error()
             with suppress(Stopped), interrupts.shielded():  # what came meanwhile ends what is ending

@@ -111,6 +111,10 @@ def _shown(event: Any, view: RunView) -> Iterator[Reply]:
     if name == "RunPlanned":
         for line in _brief(event):
             view.say(line)
+    elif name == "RunResumed":
+        for line in event.warnings:
+            view.say(line)
+        view.say(f"Going on after update {event.update:,}." if event.update else "No checkpoint yet: beginning anew.")
     elif name == "PhaseBegan":
         view.phase(event.phase)
     elif name == "UpdateDone":
@@ -128,6 +132,7 @@ EVENTS = {
     "UpdateDone": "update",
     "EvaluationReading": "evaluation",
     "CheckpointSaved": "checkpoint",
+    "RunResumed": "resumed",
 }
 """What each event is called in `foretune.train.NAME/1`."""
 
@@ -195,6 +200,11 @@ def _draw_finished(event: Any, terminal: Terminal) -> Iterator[str]:
     for text in _facts(record):
         yield from wrapped(text, terminal, indent="  ")
     yield from _draw_phases(record, terminal)
+    if record.warnings:
+        yield terminal.paint("To know", "bold")
+        for text in record.warnings:
+            yield from wrapped(escape(text), terminal, indent="  ", bullet="- ")
+        yield ""
     yield from wrapped(f"Next: foretune evaluate {escape(event.folder)}", terminal)
 
 

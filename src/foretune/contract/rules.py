@@ -181,6 +181,16 @@ def _adapter_fp16(config: TrainingConfig) -> Violation | None:
     return Violation(message, "Set precision.adapter_dtype: fp32 (PEFT's default) or bf16.")
 
 
+def _fp16_modules(config: TrainingConfig) -> Violation | None:
+    if config.precision.dtype != "fp16" or config.lora is None or not config.lora.modules_to_save:
+        return None
+    message = (
+        "precision.dtype is fp16 and lora.modules_to_save names modules, which are trained in that format: gradients "
+        "of fp16 weights cannot be unscaled, so loss scaling fails."
+    )
+    return Violation(message, "Leave lora.modules_to_save out, or set precision.dtype: bf16 or fp32.")
+
+
 def _flash_dtype(config: TrainingConfig) -> Violation | None:
     if config.attention != "flash_attention_2" or config.precision.dtype != "fp32":
         return None
@@ -380,6 +390,12 @@ RULES: tuple[Rule, ...] = (
         _adapter_dtype_needs_lora,
     ),
     Rule("no-fp16-adapters", ("precision.adapter_dtype",), "adapters are never held in fp16", _adapter_fp16),
+    Rule(
+        "no-fp16-modules",
+        ("lora.modules_to_save", "precision.dtype"),
+        "modules that are trained whole are never held in fp16",
+        _fp16_modules,
+    ),
     Rule("flash-16-bit", ("attention", "precision.dtype"), "flash attention needs a 16-bit dtype", _flash_dtype),
     Rule("names-once", ("lora.targets", "lora.modules_to_save"), "a module is named once in a list", _names_once),
     Rule(

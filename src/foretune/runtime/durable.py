@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-from foretune.errors import SaveError
+from foretune.errors import RunDirectoryError, SaveError
 
 __all__ = [
     "MANIFEST",
@@ -150,16 +150,24 @@ def publish_folder(folder: Path, final: Path) -> None:
 
 
 def verify_folder(folder: Path) -> None:
-    """Compare a published folder with its manifest. Raises SaveError with the file that differs."""
+    """Compare a published folder with its manifest. Raises SaveError with the file that differs.
+
+    A file that is there and cannot be read says nothing about the folder: RunDirectoryError.
+    """
     try:
         listed = json.loads((folder / MANIFEST).read_bytes())
         for name, entry in listed.items():
             with (folder / name).open("rb") as file:
                 if file_digest(file, "sha256").hexdigest() != entry["sha256"]:
                     raise SaveError(f"{folder / name} differs from its manifest.", hint="It was changed or damaged.")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        if isinstance(error, SaveError):
-            raise
+    except SaveError:
+        raise
+    except OSError as error:
+        if isinstance(error, FileNotFoundError):
+            raise SaveError(f"{folder} is not whole: a file is missing.", hint="It was changed or damaged.") from error
+        reason = error.strerror or type(error).__name__
+        raise RunDirectoryError(f"{folder} cannot be read: {reason}.", hint="Check the disk, and try again.") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SaveError(f"{folder} is not whole: {error}.", hint="It was changed or damaged.") from error
 
 

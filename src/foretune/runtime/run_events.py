@@ -3,7 +3,7 @@
 from foretune.evidence import EvaluationReading, RunRecord
 from foretune.values import Value
 
-__all__ = ["CheckpointSaved", "PhaseBegan", "RunEvent", "RunFinished", "UpdateDone"]
+__all__ = ["CheckpointSaved", "PhaseBegan", "RunEvent", "RunFinished", "RunResumed", "UpdateDone"]
 
 
 class PhaseBegan(Value, frozen=True, kw_only=True):
@@ -39,6 +39,15 @@ class CheckpointSaved(Value, frozen=True, kw_only=True):
     path: str
 
 
+class RunResumed(Value, frozen=True, kw_only=True):
+    """A run goes on where an earlier process stopped."""
+
+    update: int
+    """Updates that are done; 0: there was no checkpoint, and it begins anew."""
+    warnings: tuple[str, ...]
+    """What there is to say about that, and about the run."""
+
+
 class RunFinished(Value, frozen=True, kw_only=True):
     """The run has its artifact."""
 
@@ -46,4 +55,4 @@ class RunFinished(Value, frozen=True, kw_only=True):
     record: RunRecord
 
 
-RunEvent = PhaseBegan | UpdateDone | EvaluationReading | CheckpointSaved | RunFinished
+RunEvent = PhaseBegan | UpdateDone | EvaluationReading | CheckpointSaved | RunResumed | RunFinished

@@ -204,6 +204,13 @@ def begin_anew(config: TrainingConfig) -> None:
 
 def require_free(path: Path) -> None:
     """Refuse a folder that is not empty, without touching it. Raises RunDirectoryError."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise RunDirectoryError(f"{path} cannot be a run's folder: {reason}.", hint="Choose another output.") from error
     if path.is_symlink():
         raise RunDirectoryError(f"{path} is a symbolic link.", hint="Name the folder itself, in output (--output).")
     if not path.exists():

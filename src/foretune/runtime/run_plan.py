@@ -46,13 +46,15 @@ def resume_plan(plan: RunPlan, folder: RunFolder) -> tuple[RunPlan, Path | None]
     """Return the plan from the newest checkpoint on; without one it begins anew in the same folder.
 
     A checkpoint whose files are not whole is passed over for the one before, and the record says so. Raises
-    RunDirectoryError where the run has ended well, or where what it began with has changed.
+    RunDirectoryError where the run has ended well, where what it began with has changed, and where there are
+    checkpoints and none can be read.
     """
     before = read_record(folder.path / RECORD)
     if before.is_success:
         raise RunDirectoryError(f"{folder.path} holds a run that is finished.", hint="Begin another in another output.")
     record = plan.record.with_(started_at=before.started_at)
-    for _, checkpoint in reversed(checkpoints(folder.checkpoints)):
+    found_any = checkpoints(folder.checkpoints)
+    for _, checkpoint in reversed(found_any):
         try:
             found = read_progress(checkpoint)
         except SaveError as error:
@@ -67,6 +69,11 @@ def resume_plan(plan: RunPlan, folder: RunFolder) -> tuple[RunPlan, Path | None]
         )
         same = {"libraries": plan.progress.libraries, "num_threads": plan.progress.num_threads}
         return plan._replace(record=record, progress=found.with_(**same)), checkpoint
+    if found_any:
+        raise RunDirectoryError(
+            f"None of the {len(found_any)} checkpoints in {folder.checkpoints} is whole: {record.warnings[-1]}",
+            hint="Check the disk. To begin anew, choose another output.",
+        )
     return plan._replace(record=record.with_(resumed_at=(*before.resumed_at, 0))), None
 
 

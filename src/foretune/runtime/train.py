@@ -31,7 +31,7 @@ from foretune.runtime.interrupts import Interrupts, Stopped
 from foretune.runtime.live import Live, assemble, fingerprints, make_live_optimizer, remember
 from foretune.runtime.load import load_model
 from foretune.runtime.meter import Meter
-from foretune.runtime.run_events import CheckpointSaved, PhaseBegan, RunEvent, RunFinished, UpdateDone
+from foretune.runtime.run_events import CheckpointSaved, PhaseBegan, RunEvent, RunFinished, RunResumed, UpdateDone
 from foretune.runtime.run_folder import RECORD, RunFolder, now
 from foretune.runtime.run_plan import RunPlan
 from foretune.runtime.schedule import learning_rate_factor
@@ -98,6 +98,8 @@ class _Run:
         self.live: Live
 
     def go(self, checkpoint: Path | None) -> Iterator[RunEvent]:
+        if self.record.resumed_at:
+            yield RunResumed(update=self.progress.update, warnings=self.record.warnings)
         yield self._begin("load")
         self._load()
         yield self._begin("prepare")
@@ -109,7 +111,11 @@ class _Run:
         yield from self._updates()
         self._verify("after")
         yield self._begin("save")
-        yield self._save()
+        try:
+            yield self._save()
+        except (ForetuneError, OSError, RuntimeError, MemoryError):
+            self._keep_what_was_trained()
+            raise
 
     def _begin(self, phase: str) -> PhaseBegan:
         self.meter.enter(phase)
@@ -192,22 +198,35 @@ class _Run:
     # -- updates
     def _updates(self) -> Iterator[RunEvent]:
         total = self.plan.length.num_updates
+        yield from self._evaluate_if_due()  # who was stopped after an update was not asked to wait for this
         while self.progress.update < total:
             yield self._update()
-            done = self.progress.update
-            if self._is_due(self.plan.config.evaluation.every_updates, done) and done < total:
-                yield self._begin("evaluation")
-                yield self._evaluate()
-                if self.progress.evaluations[-1].is_best and self._keeps_checkpoints():
-                    yield self._checkpoint()
-            if self.interrupts.is_asked:
-                yield self._checkpoint()
-                raise self.interrupts.error()
-            if self._is_checkpoint_due(done):
+            yield from self._stop_if_asked()
+            yield from self._evaluate_if_due()
+            yield from self._stop_if_asked()
+            if self._is_checkpoint_due(self.progress.update):
                 yield self._checkpoint()
         if self.plan.evaluation is not None and not self._is_evaluated():
             yield self._begin("evaluation")
             yield self._evaluate()
+
+    def _stop_if_asked(self) -> Iterator[RunEvent]:
+        """End with a checkpoint, where a signal asked for it."""
+        if self.interrupts.is_asked:
+            yield self._checkpoint()
+            raise self.interrupts.error()
+
+    def _evaluate_if_due(self) -> Iterator[RunEvent]:
+        done = self.progress.update
+        is_due = 0 < done < self.plan.length.num_updates and self._is_due(
+            self.plan.config.evaluation.every_updates, done
+        )
+        if not is_due or self._is_evaluated():
+            return
+        yield self._begin("evaluation")
+        yield self._evaluate()
+        if self.progress.evaluations[-1].is_best and self._keeps_checkpoints():
+            yield self._checkpoint()
 
     def _update(self) -> UpdateDone:
         plan, live, number = self.plan, self.live, self.progress.update
@@ -358,6 +377,11 @@ class _Run:
             self._finish(outcome="success", artifact=path.name)
             self.interrupts.finish()
         return RunFinished(folder=str(self.folder.path), record=self.record)
+
+    def _keep_what_was_trained(self) -> None:
+        """Write a checkpoint, as well as it goes: where an artifact cannot be saved, the training is not lost."""
+        with suppress(ForetuneError, OSError, RuntimeError, MemoryError), self.interrupts.shielded():
+            save_checkpoint(self.folder.checkpoints, self.live, self.progress)
 
     def end(self, error: ForetuneError) -> None:
         """End the record with a failure; one that has its artifact stays as it is."""
