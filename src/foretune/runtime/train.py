@@ -147,6 +147,7 @@ class _Run:
         with quietly():
             self.live = assemble(self.base, self.plan.config, self.plan.facts, fingerprints(self.base))
             make_live_optimizer(self.live)
+        self.trained = list(self.live.trained.values())  # walking the modules takes milliseconds on a large model
         self.live.base.get_output_embeddings().register_forward_pre_hook(self._enter_loss)
         if self.plan.config.lora is not None:
             self._note(init_adapter_sha256=sha256_of(self.live.trained.items()))
@@ -245,7 +246,7 @@ class _Run:
             sum(batch.num_supervised for batch in host),
             live.optimizer,
             plan.config.optimizer,
-            list(live.trained.values()),
+            self.trained,
             scaler=live.scaler,
             enter=lambda phase: self.meter.enter(f"{phase}{suffix}"),
         )
