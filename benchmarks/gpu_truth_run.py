@@ -211,14 +211,14 @@ def described(stack: StackProfile, device: DeviceSpec) -> str:
 @contextmanager
 def answered_as(case: Case) -> Iterator[None]:
     """Answer what a trace reads off a mask: there is padding."""
-    from foretune.runtime.trace import recorder
+    from foretune.runtime.trace.recorder import Recorder
 
-    original = recorder._answer
+    original = Recorder._answer
 
-    def answer(tensor: Any) -> Any:
-        return False if case.is_padded and str(tensor.dtype) == "torch.bool" else original(tensor)
+    def answer(self: Recorder, tensor: Any) -> Any:
+        return False if case.is_padded and str(tensor.dtype) == "torch.bool" else original(self, tensor)
 
-    with patch.object(recorder, "_answer", answer):
+    with patch.object(Recorder, "_answer", answer):
         yield
 
 

@@ -63,6 +63,8 @@ def optimizer_settings(draw: st.DrawFn, *, cpu: bool) -> dict[str, Any]:
 def formats(draw: st.DrawFn, *, cpu: bool) -> dict[str, Any]:
     lora = draw(maybe(lora_settings()))
     dtypes = ["fp32"] if cpu else ["bf16", "fp32"] if lora is None else ["bf16", "fp16", "fp32"]
+    if lora is not None and lora.get("modules_to_save"):
+        dtypes = [dtype for dtype in dtypes if dtype != "fp16"]
     precision = {"dtype": draw(st.sampled_from(dtypes))}
     quantization = None
     if lora is not None:

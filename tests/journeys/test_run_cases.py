@@ -36,6 +36,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FORETUNE_CACHE", str(tmp_path / "kept"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "no-cache"))
+    monkeypatch.setattr("foretune.api.planning._Needs.predict", lambda self: (None, None, []))
 
 
 def config_of(folder: Path, **changes: Any) -> TrainingConfig:

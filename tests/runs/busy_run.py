@@ -97,7 +97,17 @@ def _digests(folder: Path) -> dict[str, str]:
     names = {path.name for path in folder.iterdir()}
     listed = json.loads((folder / MANIFEST).read_bytes())
     assert names == {*listed, MANIFEST}
-    return {name: sha256((folder / name).read_bytes()).hexdigest() for name in sorted(listed)}
+    return {name: sha256(_content(folder / name)).hexdigest() for name in sorted(listed)}
+
+
+def _content(path: Path) -> bytes:
+    """Return a file as it is compared: a checkpoint that a signal asked for is written before an evaluation that is due
+    and stays, so it alone does not know that one."""
+    if path.name != "state.json":
+        return path.read_bytes()
+    state = json.loads(path.read_bytes())
+    del state["progress"]["evaluations"]
+    return json.dumps(state).encode()
 
 
 def assert_sound(folder: Path) -> None:

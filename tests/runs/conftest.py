@@ -14,6 +14,20 @@ def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "no-cache"))
 
 
+@pytest.fixture
+def prediction() -> None:
+    """Asked for by tests whose runs are to have a prediction."""
+
+
+@pytest.fixture(autouse=True)
+def without_prediction(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the prediction, which takes longer than a tiny run, where no test looks at it."""
+    if "prediction" not in request.fixturenames:
+        from foretune.api.planning import _Needs
+
+        monkeypatch.setattr(_Needs, "predict", lambda self: (None, None, []))
+
+
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
     with fork_server(tmp_path_factory.mktemp("kept")) as server:

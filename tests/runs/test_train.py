@@ -80,7 +80,9 @@ def test_the_held_out_loss_of_the_run_is_that_of_its_reloaded_artifact(tmp_path:
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])
-@pytest.mark.parametrize("shape", ["linear", "cosine", "constant"])
+@pytest.mark.parametrize(
+    "shape", ["linear", *(pytest.param(shape, marks=pytest.mark.full) for shape in ("cosine", "constant"))]
+)
 def test_the_losses_are_the_stock_trainers(method: str, shape: str, tmp_path: Path) -> None:
     """With accumulation, an incomplete last group, warm-up and clipping, on the batches of our own order."""
     extra: dict[str, Any] = {"lora": None} if method == "full" else {}
@@ -215,7 +217,7 @@ def test_updates_count_passes_and_no_update_crosses_an_epoch() -> None:
 # -- before the folder exists
 
 
-def test_a_plan_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_writes_nothing(tmp_path: Path, prediction: None) -> None:
     config = configured(tmp_path)
     before = sorted(tmp_path.rglob("*"))
     *_, plan = plan_training(config)
@@ -249,10 +251,12 @@ def test_a_failed_start_leaves_a_record_beside_and_does_not_burn_its_name(tmp_pa
     assert not beside.exists()
 
 
-def test_the_record_says_what_was_asked_and_what_ran(tmp_path: Path) -> None:
+def test_the_record_says_what_was_asked_and_what_ran(tmp_path: Path, prediction: None) -> None:
     config = configured(tmp_path, evaluation__split=0.25)
     run(config)
     record = read_record(tmp_path / "run/record.json")
+    assert record.prediction is not None
+    assert record.prediction.kind == "traced"
     assert record.requested == config
     assert record.base is not None
     assert record.base.model_class == "LlamaForCausalLM"
