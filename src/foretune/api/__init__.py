@@ -380,19 +380,10 @@ def trace(
             traced = trace_memory_on_cpu(config, shape, raw_config, stack)
         else:
             traced = trace_memory(config, shape, raw_config, device, stack=stack)
-    fit = None
-    if device is not None and config.device == "cpu":
-        from foretune.memory.host import assess_host_fit
-
-        fit = assess_host_fit(traced.estimate, device)
-    elif device is not None:
-        fit = assess_fit(
-            traced.estimate, config, shape, device, stack=stack, program=traced.program, with_changes=with_changes
-        )
     answer = TraceAnswer(
         config=config,
         estimate=traced.estimate,
-        fit=fit,
+        fit=None if device is None else _traced_fit(traced, config, shape, device, stack, with_changes=with_changes),
         model=shape.id,
         total_params=shape.total_params,
         unknown_because=published_quantized_because(shape),
@@ -402,6 +393,17 @@ def trace(
         remarks=tuple(remarks),
     )
     return Traced(answer, traced)
+
+
+def _traced_fit(
+    traced: "Trace", config: TrainingConfig, shape: ModelShape, device: DeviceSpec, stack: StackProfile, **how: bool
+) -> Fit:
+    """Hold a trace against a card, or against the host for a run on its CPU."""
+    if config.device == "cpu":
+        from foretune.memory.host import assess_host_fit
+
+        return assess_host_fit(traced.estimate, device)
+    return assess_fit(traced.estimate, config, shape, device, stack=stack, program=traced.program, **how)
 
 
 def _require_host(config: TrainingConfig, device: DeviceSpec) -> None:

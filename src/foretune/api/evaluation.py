@@ -6,13 +6,13 @@ from math import exp
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from foretune.api.rows import row_preparation
+from foretune.api.rows import kept_rows, prepared, row_preparation
 from foretune.contract import TrainingConfig
-from foretune.data import DataStats, cache_folder, open_store
-from foretune.errors import ConfigError, DataError
+from foretune.data import DataStats, cache_folder
+from foretune.errors import ConfigError
 from foretune.evidence import EvaluationReading, RunRecord
 from foretune.models import ModelShape, fetch_weights, find_weights, resolve_config, resolve_model
-from foretune.runtime.preparation import PreparedRows, Progress, prepare_rows
+from foretune.runtime.preparation import Progress
 from foretune.values import Value
 
 if TYPE_CHECKING:
@@ -88,7 +88,6 @@ def evaluate(
     require_libraries("torch", "transformers", "peft")
     from foretune.memory.figures import facts_of
     from foretune.runtime.border import quietly
-    from foretune.runtime.evaluation import mean_loss
     from foretune.runtime.failures import running
     from foretune.runtime.preflight import run_device
     from foretune.runtime.reload import compare_probe, finished_run, reload_model
@@ -107,13 +106,9 @@ def evaluate(
         facts = facts_of(config, source.shape)
         live = reload_model(config, facts, source.raw_config, source.folder, artifact, described)
         record = evaluation_of(trained, compare_probe(live, artifact, described), device)
-        loss = None
-        if tested is not None:
-            loss, num_tokens = mean_loss(live, tested.feed)
-            reading = EvaluationReading(update=described.updates, loss=loss, num_tokens=num_tokens, is_best=False)
-            record = record.with_(evaluations=(reading,))
+        readings = () if tested is None else (_reading(live, tested, described),)
         said = _generations(live, artifact, described, kind, prompts, max_new_tokens)
-    record = record.with_(finished_at=now())
+    record, loss = record.with_(evaluations=readings, finished_at=now()), readings[0].loss if readings else None
     yield EvaluationAnswer(
         run=run,
         artifact=str(artifact),
@@ -172,7 +167,7 @@ def _rows(
     config: TrainingConfig, file: str, artifact: Path, trained: RunRecord, workers: int | None
 ) -> Generator[Progress, None, _Tested]:
     """Encode rows with the artifact's own tokenizer and the run's settings."""
-    from foretune.runtime.feed import Feed, Rows
+    from foretune.runtime.feed import Feed
 
     assert trained.data is not None
     assert trained.pad is not None
@@ -182,18 +177,16 @@ def _rows(
     if trained.data.template_date is not None:
         day = date.fromisoformat(trained.data.template_date)
         task = task._replace(task=task.task._replace(template_date=day))
-    found = None
-    for item in prepare_rows(task):
-        if isinstance(item, PreparedRows):
-            found = item
-        else:
-            yield item
-    assert found is not None
-    store = None if found.place is None else open_store(found.place)
-    if store is None:
-        raise DataError(f"The encoded rows cannot be kept in {cache}.", hint="Name another folder in FORETUNE_CACHE.")
+    found = yield from prepared(task)
     unpacked = config.with_(batch=config.batch.with_(packing=False))
-    return _Tested(Feed(Rows(store, found.row_lengths), unpacked, trained.pad.id), found.stats)
+    return _Tested(Feed(kept_rows(found, cache), unpacked, trained.pad.id), found.stats)
+
+
+def _reading(live: "Live", tested: _Tested, described: "ArtifactFacts") -> EvaluationReading:
+    from foretune.runtime.evaluation import mean_loss
+
+    loss, num_tokens = mean_loss(live, tested.feed)
+    return EvaluationReading(update=described.updates, loss=loss, num_tokens=num_tokens, is_best=False)
 
 
 def _generations(

@@ -6,14 +6,14 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from foretune.api.rows import order_sha256, row_preparation
+from foretune.api.rows import kept_rows, order_sha256, prepared, row_preparation
 from foretune.contract import TrainingConfig, fingerprint
-from foretune.data import DataStats, open_store, split_rows
-from foretune.errors import ConfigError, DataError, UnsupportedError
+from foretune.data import DataStats, split_rows
+from foretune.errors import ConfigError, UnsupportedError
 from foretune.evidence import BaseIdentity, DataIdentity, Hardware, Padding, RunRecord, read_record
 from foretune.memory import Fit, MemoryEstimate
 from foretune.models import ModelShape, WeightFiles, find_weights, resolve_config, resolve_model
-from foretune.runtime.preparation import Preparation, PreparedRows, Progress, prepare_rows
+from foretune.runtime.preparation import Preparation, PreparedRows, Progress
 from foretune.values import Value
 
 if TYPE_CHECKING:
@@ -307,14 +307,7 @@ def _encoded(
     day = _recorded_day(output) if asked.resumes else None
     if day is not None and config.data.template_date is None:
         task = task._replace(task=task.task._replace(template_date=day))
-    found = None
-    for item in prepare_rows(task):
-        if isinstance(item, Progress):
-            yield item
-        else:
-            found = item
-    assert found is not None, "the last item is the rows"
-    return task, found
+    return task, (yield from prepared(task))
 
 
 def _recorded_day(output: Path) -> date | None:
@@ -330,15 +323,7 @@ def _recorded_day(output: Path) -> date | None:
 def _stored(found: PreparedRows, cache: Path | None) -> "Rows":
     from foretune.runtime.feed import Rows
 
-    if cache is None:
-        return Rows(None, found.row_lengths)
-    store = None if found.place is None else open_store(found.place)
-    if store is None:
-        raise DataError(
-            f"The encoded rows cannot be kept in {cache}, and a run reads them from there.",
-            hint="Free some space, or name another folder in FORETUNE_CACHE.",
-        )
-    return Rows(store, found.row_lengths)
+    return Rows(None, found.row_lengths) if cache is None else kept_rows(found, cache)
 
 
 def _padding(found: PreparedRows) -> Padding:

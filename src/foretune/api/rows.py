@@ -1,12 +1,12 @@
 """The journeys of the data room: what a file of rows holds, and what a model would learn from it."""
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from datetime import date
 from hashlib import sha256
 from pathlib import Path
 from sys import byteorder
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
@@ -22,18 +22,22 @@ from foretune.data import (
     bin_lengths,
     cache_folder,
     labels_of,
+    open_store,
     pack_rows,
     pad_rows,
     plan_batches,
     runs_of,
     supervised_mask,
 )
-from foretune.errors import ConfigError
+from foretune.errors import ConfigError, DataError
 from foretune.models import resolve_tokenizer
 from foretune.runtime.encoding import EncodingTask, default_workers
 from foretune.runtime.libraries import require_text_libraries
 from foretune.runtime.preparation import Preparation, PreparedRows, Progress, prepare_rows
 from foretune.values import Value
+
+if TYPE_CHECKING:
+    from foretune.runtime.feed import Rows
 
 __all__ = [
     "DataAnswer",
@@ -41,8 +45,10 @@ __all__ = [
     "RowPreview",
     "RowRun",
     "check_data",
+    "kept_rows",
     "order_sha256",
     "prepare_data",
+    "prepared",
     "row_preparation",
 ]
 
@@ -186,6 +192,31 @@ def row_preparation(
         cache=cache,
         num_details=num_rows,
     )
+
+
+def prepared(task: Preparation) -> Generator[Progress, None, PreparedRows]:
+    """Encode a file of rows for a run, yielding how far it is."""
+    found = None
+    for item in prepare_rows(task):
+        if isinstance(item, PreparedRows):
+            found = item
+        else:
+            yield item
+    assert found is not None, "the last item is the rows"
+    return found
+
+
+def kept_rows(found: PreparedRows, cache: Path) -> "Rows":
+    """Open the rows where they are kept. Raises DataError where the cache did not take them."""
+    from foretune.runtime.feed import Rows
+
+    store = None if found.place is None else open_store(found.place)
+    if store is None:
+        raise DataError(
+            f"The encoded rows cannot be kept in {cache}, and a run reads them from there.",
+            hint="Free some space, or name another folder in FORETUNE_CACHE.",
+        )
+    return Rows(store, found.row_lengths)
 
 
 def _answer(config: TrainingConfig, asked: Preparation, found: PreparedRows) -> DataAnswer:

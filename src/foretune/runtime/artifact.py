@@ -24,7 +24,7 @@ from foretune.errors import RunDirectoryError, SaveError, UnsupportedError
 from foretune.evidence import BaseIdentity, Padding
 from foretune.models import read_safetensors_header
 from foretune.runtime.durable import at, publish_folder, staged, write_file
-from foretune.runtime.live import Live
+from foretune.runtime.live import Live, at_rest
 from foretune.runtime.tokenizer import ModelTokenizer
 from foretune.values import Value, encode_json
 
@@ -146,16 +146,10 @@ def probe_rows(example_ids: list[int], vocab_size: int) -> list[Tensor]:
 def probe_logits(live: Live, rows: list[Tensor]) -> list[Tensor]:
     """Return the logits of the last places of each row, in fp32 on the CPU, without dropout."""
     found = []
-    modes = {module: module.training for module in live.model.modules()}
-    live.model.eval()
-    try:
-        with torch.no_grad():
-            for row in rows:
-                logits = live.model(input_ids=row.to(live.device), use_cache=False).logits
-                found.append(logits[0, -PROBE_KEPT:].float().cpu().contiguous())
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
+    with at_rest(live.model):
+        for row in rows:
+            logits = live.model(input_ids=row.to(live.device), use_cache=False).logits
+            found.append(logits[0, -PROBE_KEPT:].float().cpu().contiguous())
     return found
 
 

@@ -4,13 +4,11 @@ Shape suffixes: B batch, S tokens of a row, H hidden width.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from foretune.runtime.live import Live
+from foretune.runtime.live import Live, at_rest
 from foretune.runtime.update import Batch
 
 __all__ = ["Apart", "apart"]
@@ -32,7 +30,7 @@ def apart(live: Live, packed: Batch) -> Iterator[Apart]:
     yet has the same one whatever it sees.
     """
     assert packed.position_ids_BS is not None
-    with _at_rest(live.step), torch.no_grad():
+    with at_rest(live.step):
         for ids_S, targets_S, positions_S in zip(*packed, strict=True):
             row = Batch(ids_S[None], targets_S[None], positions_S[None])
             starts = [int(place) for place in (positions_S == 0).nonzero()[:, 0]]
@@ -56,18 +54,6 @@ def _every_other_reversed(ids_S: Tensor, spans: list[slice]) -> Tensor:
 
 def _distance(one: Tensor, other: Tensor) -> float:
     return float((one - other).norm() / other.norm().clamp_min(1e-12))
-
-
-@contextmanager
-def _at_rest(step: nn.Module) -> Iterator[None]:
-    """Switch dropout off, and put every module back as it was."""
-    modes = {module: module.training for module in step.modules()}
-    step.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
 
 
 def _hidden(live: Live, batch: Batch) -> Tensor:

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +19,7 @@ from foretune.runtime.loss import liger_loss_sum
 from foretune.runtime.optimizer import make_optimizer
 from foretune.runtime.step import TrainingStep
 
-__all__ = ["Live", "assemble", "fingerprint", "fingerprints", "make_live_optimizer", "remember", "seed_all"]
+__all__ = ["Live", "assemble", "at_rest", "fingerprint", "fingerprints", "make_live_optimizer", "remember", "seed_all"]
 
 
 @dataclass
@@ -52,6 +53,19 @@ class Live:
     def trained(self) -> dict[str, nn.Parameter]:
         """The parameters that want gradients, in module order."""
         return {name: each for name, each in self.model.named_parameters() if each.requires_grad}
+
+
+@contextmanager
+def at_rest(module: nn.Module) -> Iterator[None]:
+    """Switch dropout off and keep no gradients, and put every module back as it was."""
+    modes = {each: each.training for each in module.modules()}
+    module.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for each, mode in modes.items():
+            each.training = mode
 
 
 def seed_all(seed: int) -> None:
