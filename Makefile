@@ -6,20 +6,23 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export OMP_NUM_THREADS = 1
 TORCH := 2.13.0 # pinned and first: any other range may bring gigabytes of CUDA libraries
 
-.PHONY: try test full trl lint docs bench clean
+.PHONY: try test full trl wheel lint docs bench clean
 
 try: .venv/.core  ## the main job on an embedded default, in seconds
 	$(BIN)/foretune estimate --model Qwen/Qwen2.5-7B --method qlora --gpu "RTX 3060 12GB" --offline
 
 test: lint  ## everything that must hold, without the network once .venv is there
-	$(BIN)/pytest -n 2 -q -m "not full and not gpu and not trl"
+	$(BIN)/pytest -n 2 -q -m "not full and not gpu and not trl and not network"
 
 full: lint .venv/.smollm2  ## the same with the full counts and a real small model
-	$(BIN)/pytest -n 2 -q -m "not gpu and not trl"
+	$(BIN)/pytest -n 2 -q -m "not gpu and not trl and not network"
 
 trl: .venv/.dev  ## the trace of SFTTrainer against TRL itself, which is fetched
 	$(PIP) trl==1.16.0
 	$(BIN)/pytest -q -m trl tests/runtime/test_trl_truth.py
+
+wheel: .venv/.dev  ## a recipe in an empty environment that its own train.sh sets up, which fetches libraries
+	$(BIN)/pytest -q -m network tests/recipe/test_wheel.py
 
 lint: .venv/.dev
 	$(BIN)/ruff check --quiet

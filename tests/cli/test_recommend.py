@@ -1,6 +1,7 @@
 """What `foretune recommend` prints can be run as it stands."""
 
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -25,3 +26,14 @@ def test_the_command_of_a_plan_estimates_that_plan(call, words: tuple[str, ...])
         found = call(*command[1:], "--json").document
         assert found["config"] == plan["config"]
         assert found["need_bytes"] == plan["estimate"]["need_bytes"]
+
+
+def test_the_flags_of_a_plan_write_its_recipe(call, tmp_path: Path) -> None:
+    asked = ("recommend", "--model", "gpt2", "--gpu", "RTX 3060 12GB", "--offline", "--method", "lora")
+    (plan,) = call(*asked, "--json").document["plans"]
+    (block,) = call(*asked).out.split("\nPlan ")[1:]
+    command = shlex.split(" ".join(block[block.index("foretune estimate") :].split("\n\n")[0].split()))
+    written = call("recipe", str(tmp_path / "r"), *command[2:], "--json").document
+    settings = {name: value for name, value in plan["config"].items() if name not in ("data", "output")}
+    assert settings.items() <= written["config"].items()
+    assert "with the flags of a plan writes it out" in " ".join(call(*asked).out.split())

@@ -15,6 +15,7 @@ from runs.made_run import configured, copy_model, model_folder, write_config, wr
 from safetensors.torch import load_file, save_file
 
 from foretune.api import EvaluationAnswer, evaluate, plan_training, train
+from foretune.api.prediction import Predicted
 from foretune.contract import TrainingConfig
 from foretune.errors import (
     ConfigError,
@@ -36,7 +37,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FORETUNE_CACHE", str(tmp_path / "kept"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "no-cache"))
-    monkeypatch.setattr("foretune.api.planning._Needs.predict", lambda self: (None, None, []))
+    monkeypatch.setattr("foretune.api.planning.predict", lambda *_: Predicted(None))
 
 
 def config_of(folder: Path, **changes: Any) -> TrainingConfig:

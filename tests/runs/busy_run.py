@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from runs.made_run import model_folder, settings
 
 from foretune.contract import build_config, dump_config
+from foretune.durable import MANIFEST, verify_folder
 from foretune.evidence import RunRecord, read_record
 from foretune.runtime.artifact import ARTIFACT
 from foretune.runtime.checkpoint import checkpoints
-from foretune.runtime.durable import MANIFEST, verify_folder
 
 NUM_UPDATES = 9
 RUN = ("train", "run.yaml", "--workers", "1")

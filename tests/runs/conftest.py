@@ -23,9 +23,9 @@ def prediction() -> None:
 def without_prediction(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the prediction, which takes longer than a tiny run, where no test looks at it."""
     if "prediction" not in request.fixturenames:
-        from foretune.api.planning import _Needs
+        from foretune.api.prediction import Predicted
 
-        monkeypatch.setattr(_Needs, "predict", lambda self: (None, None, []))
+        monkeypatch.setattr("foretune.api.planning.predict", lambda *_: Predicted(None))
 
 
 @pytest.fixture(scope="session")

@@ -160,13 +160,15 @@ def _run_child(request: dict[str, Any]) -> None:
     os.environ["HF_HOME"] = str(folder / "no-cache")
     sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, mode) for number, mode in ((0, "r"), (1, "w"), (2, "w")))
     if not fault.get("predicts"):
-        from foretune.api.planning import _Needs
+        from foretune.api import planning
+        from foretune.api.prediction import Predicted
 
-        _Needs.predict = lambda _: (None, None, [])
+        planning.predict = lambda *_: Predicted(None)
     for number in fault.get("ignored", ()):
         signal.signal(number, signal.SIG_IGN)
     faults = _Faults(fault)
-    from foretune.runtime import artifact, durable, run_folder
+    from foretune import durable
+    from foretune.runtime import artifact, run_folder
 
     for module in (artifact, durable, run_folder):
         module.at = faults.at

@@ -9,8 +9,8 @@ import pytest
 from runs.busy_run import RESUME, RUN, SHORT, Left, assert_sound, left_by, record_of, staged, write_busy_config
 from runs.fork_server import Ended, ForkServer
 
+from foretune.durable import STAGED, publish_folder, remove_folder, replace_file
 from foretune.errors import SaveError
-from foretune.runtime.durable import STAGED, publish_folder, remove_folder, replace_file
 
 CHECKPOINT = ["stage", "sync trained.safetensors", "rename", "published"]
 SAVE = ["save weights", "write artifact.json", "sync tokenizer.json"]

@@ -10,10 +10,10 @@ import torch
 from runs.made_run import configured, copy_model, write_config, write_rows
 from safetensors.torch import load_file, save_file
 
+from foretune import durable
 from foretune.api import train
 from foretune.errors import ForetuneError, NonFiniteLossError, OutOfMemoryError, RunError, SaveError
 from foretune.evidence import RunRecord, read_record
-from foretune.runtime import durable
 from foretune.runtime.failures import explained, running
 from foretune.runtime.interrupts import Stopped
 from foretune.runtime.meter import Meter

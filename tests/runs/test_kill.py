@@ -7,7 +7,7 @@ import pytest
 from runs.busy_run import RESUME, RUN, SHORT, Left, assert_sound, left_by, record_of, staged, write_busy_config
 from runs.fork_server import ForkServer
 
-from foretune.runtime.durable import verify_folder
+from foretune.durable import verify_folder
 
 NUM_POINTS = 30
 FINISHED = {"adapter", "checkpoints", "config.yaml", "lock", "record.json", "updates.jsonl"}

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from runs.made_run import configured
 from torch import Tensor, nn
 
+from foretune import durable
 from foretune.contract import BatchSettings, OptimizerSettings
 from foretune.data import EncodedRows, Example, StoreWriter, open_store
+from foretune.durable import publish_folder, replace_file, staged, verify_folder
 from foretune.errors import NonFiniteLossError, RunDirectoryError, SaveError
-from foretune.runtime import durable
 from foretune.runtime.digest import digest, sha256_of
-from foretune.runtime.durable import publish_folder, replace_file, staged, verify_folder
 from foretune.runtime.feed import Feed, Rows, on_device
 from foretune.runtime.optimizer import make_optimizer
 from foretune.runtime.run_folder import open_run

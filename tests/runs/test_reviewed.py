@@ -16,12 +16,12 @@ from safetensors.torch import load_file, save_file
 
 import foretune.runtime.artifact
 import foretune.runtime.preflight
+from foretune import durable
 from foretune.api import RunPlanned, plan_training, train
 from foretune.cli.run_view import RunView
 from foretune.contract import OptimizerSettings
 from foretune.errors import NonFiniteLossError, OutOfMemoryError, RunError, SaveError
 from foretune.evidence import read_record
-from foretune.runtime import durable
 from foretune.runtime.border import quietly
 from foretune.runtime.checkpoint import ProgressState, load_checkpoint, save_checkpoint
 from foretune.runtime.failures import running

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     import os
 
     from foretune.api.evaluation import EvaluationAnswer, Generation, evaluate
+    from foretune.api.recipes import Recipe, write_recipe
     from foretune.api.rows import DataAnswer, Progress, RowPreview, RowRun, check_data, prepare_data
     from foretune.api.runs import RunPlanned, plan_training, train
     from foretune.contract import dump_config, json_schema
@@ -97,6 +98,7 @@ __all__ = [
     "Plan",
     "Prediction",
     "Progress",
+    "Recipe",
     "Recommendation",
     "Refusal",
     "RowPreview",
@@ -146,6 +148,7 @@ __all__ = [
     "trace",
     "train",
     "verify",
+    "write_recipe",
 ]
 
 INSTALLED = "installed"
@@ -639,6 +642,10 @@ def __getattr__(name: str) -> Any:
         from foretune.api import evaluation
 
         return getattr(evaluation, name)
+    if name in ("Recipe", "write_recipe"):
+        from foretune.api import recipes
+
+        return getattr(recipes, name)
     if name in ("RunPlanned", "plan_training", "train"):
         from foretune.api import runs
 

@@ -1,11 +1,11 @@
 """What is checked and computed before a run's folder exists; nothing is written here."""
 
 from collections.abc import Callable, Generator
-from contextlib import suppress
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from foretune.api.prediction import predict, require_fit
 from foretune.api.rows import kept_rows, order_sha256, prepared, row_preparation
 from foretune.contract import TrainingConfig, fingerprint
 from foretune.data import DataStats, split_rows
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from foretune.runtime.feed import Rows
     from foretune.runtime.schedule import RunLength
 
-__all__ = ["Planned", "Request", "RunPlanned", "first_record", "plan_run"]
+__all__ = ["Planned", "Request", "RunPlanned", "first_record", "plan_run", "require_qualified"]
 
 
 class Request(NamedTuple):
@@ -132,7 +132,9 @@ def plan_run(
     note(record)
     rows = yield from _rows(config, asked, cache, output)
     work = _work(config, rows)
-    prediction, fit, why = _Needs(work.widest_config, target, asked.allow_infeasible).predict()
+    prediction, fit, why = predict(work.widest_config, target.shape, _memory_of(target), target.raw_config)
+    if not asked.allow_infeasible:
+        require_fit(fit, "runs it all the same")
     disk = require_disk(config, target.facts, _artifact_bytes(prediction, target.facts))
     record = record.with_(
         data=rows.identity,
@@ -199,13 +201,20 @@ def _target(config: TrainingConfig, asked: Request) -> _Target:
     source = config.model
     shape = resolve_model(source.id, revision=source.revision, offline=asked.offline)
     raw_config = resolve_config(source.id, revision=source.revision, offline=asked.offline)
-    _require_qualified(config, shape)
+    require_qualified(config, shape)
     facts = facts_of(config, shape)
     device, detection = run_device(config)
     weights = find_weights(source.id, revision=source.revision, offline=asked.offline)
     if weights.folder is not None:
         weights.tensors()
     return _Target(shape, raw_config, facts, device, detection, weights)
+
+
+def _memory_of(target: _Target) -> "DeviceSpec | None":
+    """Return what a prediction is held against: the card, or on a CPU the host's memory where it can be read."""
+    from foretune.devices import host_memory
+
+    return target.device or host_memory()
 
 
 class _Work(NamedTuple):
@@ -245,7 +254,8 @@ def _require_output(config: TrainingConfig, asked: Request) -> Path:
     return output
 
 
-def _require_qualified(config: TrainingConfig, shape: ModelShape) -> None:
+def require_qualified(config: TrainingConfig, shape: ModelShape) -> None:
+    """Raise UnsupportedError where foretune would not run a configuration on any device."""
     from foretune.memory import FORETUNE, published_quantized_because
     from foretune.runtime.qualify import require_rows_apart, require_runnable, require_same_class
 
@@ -339,58 +349,7 @@ def _padding(found: PreparedRows) -> Padding:
     return Padding(id=eos, source="eos")
 
 
-# -- memory
-
-
-class _Needs(NamedTuple):
-    """The widest micro batch as a configuration, and where it is to run."""
-
-    config: TrainingConfig
-    target: _Target
-    allow_infeasible: bool
-
-    def predict(self) -> tuple[MemoryEstimate | None, Fit | None, list[str]]:
-        """Return the prediction, how it fits, and what there is to say about that. Raises ConfigError: it does not.
-
-        Estimated; traced where no estimate is written, and on a CPU, whose kernels only the trace knows.
-        """
-        try:
-            found = self._estimated() if self.target.device is not None else None
-            prediction, fit = found or self._traced()
-        except UnsupportedError as error:
-            return None, None, [f"There is no prediction of the memory: {error.message}"]
-        if fit is None:
-            return prediction, None, []
-        self._require_fit(fit)
-        return prediction, fit, [] if fit.verdict == "fits" else [f"Memory: {fit.verdict}. {fit.because}"]
-
-    def _estimated(self) -> tuple[MemoryEstimate, Fit | None] | None:
-        from foretune import api
-
-        with suppress(UnsupportedError):
-            answer = api.estimate(self.config, device=self.target.device, shape=self.target.shape)
-            if answer.estimate is not None:
-                return answer.estimate, answer.fit
-        return None
-
-    def _traced(self) -> tuple[MemoryEstimate, Fit | None]:
-        from foretune import api
-        from foretune.devices import host_memory
-
-        device = self.target.device or host_memory()
-        raw_config = self.target.raw_config
-        answer = api.trace(self.config, device=device, shape=self.target.shape, raw_config=raw_config).answer
-        return answer.estimate, answer.fit
-
-    def _require_fit(self, fit: Fit) -> None:
-        if fit.verdict != "does not fit" or self.allow_infeasible:
-            return
-        changes = "; ".join(f"{change.label} ({' '.join(change.settings)})" for change in fit.changes)
-        hint = f"Nearest changes: {changes}. " if changes else ""
-        raise ConfigError(f"It does not fit. {fit.because}", hint=f"{hint}--allow-infeasible runs it all the same.")
-
-
-def _artifact_bytes(prediction: MemoryEstimate | None, facts: Any) -> int:
+def _artifact_bytes(prediction: MemoryEstimate | None, facts: "Facts") -> int:
     if prediction is not None:
         return prediction.host.artifact_bytes
     return int(facts.trainable_params * facts.trained_item_bytes)

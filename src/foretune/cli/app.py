@@ -33,6 +33,7 @@ root = Group(
         "estimate": LazyCommand("foretune.cli.estimate", "estimate", "The memory a fine-tune needs, and if it fits."),
         "recommend": LazyCommand("foretune.cli.recommend", "recommend", "What to run: the best settings that fit."),
         "trace": LazyCommand("foretune.cli.trace", "trace", "The same by the real program, run without data."),
+        "recipe": LazyCommand("foretune.cli.recipe", "recipe", "A fine-tune as a folder to read and to run."),
         "train": LazyCommand("foretune.cli.train", "train", "Run a fine-tune, with every promise checked."),
         "evaluate": LazyCommand("foretune.cli.evaluate", "evaluate", "Reload what a run made, and what it does."),
         "score": LazyCommand("foretune.cli.score", "score", "How far predictions are from what was measured."),

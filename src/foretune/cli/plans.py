@@ -61,6 +61,8 @@ def draw_recommendation(
         yield from _verified(verified, terminal)
     yield ""
     yield from _account(answer, terminal)
+    if answer.plans:
+        yield from wrapped("`foretune recipe FOLDER` with the flags of a plan writes it out, ready to run.", terminal)
 
 
 def _titled(text: str, terminal: Terminal) -> list[str]:

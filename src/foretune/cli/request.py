@@ -1,6 +1,7 @@
 """From flags and files to checked configurations, devices and stacks, with the place that each value came from."""
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from foretune.contract import LoadedConfig, Origin, Override, build_config, load_config, parse_override
@@ -16,6 +17,8 @@ __all__ = [
     "chosen_host",
     "overrides_of",
     "requested_configs",
+    "run_config",
+    "run_folder",
     "with_default_attention",
 ]
 
@@ -93,6 +96,24 @@ def _from_command_line(overrides: list[str | Override], given: Mapping[str, Any]
 
 def _key(override: str | Override) -> str:
     return override.partition("=")[0].strip() if isinstance(override, str) else override.key
+
+
+def run_config(file: str, overrides: Iterable[str | Override] = ()) -> LoadedConfig:
+    """Load the configuration of what is to be run. Raises UnsupportedError in a recipe of another version."""
+    from foretune.recipe import require_same_version
+
+    require_same_version(file)
+    return load_config(file, overrides=overrides)
+
+
+def run_folder(path: str) -> str:
+    """Return the folder of a run that is named by its path, or by the configuration file it was run from."""
+    if not os.path.isfile(path):  # noqa: PTH113 - pathlib costs 3 ms of every start
+        return path
+    output = run_config(path).config.output
+    if output is None:
+        raise ConfigError("It names no output.", hint="Name the run's folder.", place=path, field="output")
+    return output
 
 
 def with_default_attention(loaded: LoadedConfig, shape: ModelShape, *, has_file: bool) -> LoadedConfig:

@@ -52,12 +52,13 @@ def train(config: str, **given: Any) -> Reply | Iterator[Reply | ForetuneError]:
     before the first update and after the last one, and the artifact is there whole or not at all. Ctrl-C stops after
     the update, with a checkpoint; a second one at once. Needs: pip install 'foretune[train]'.
     """
-    from foretune.contract import Override, load_config
+    from foretune.cli.request import run_config
+    from foretune.contract import Override
 
     overrides: list[str | Override] = list(given["settings"])
     if given["output"] is not None:
         overrides.append(Override("output", given["output"], "--output"))
-    loaded = load_config(config, overrides=overrides)
+    loaded = run_config(config, overrides)
     if given["dry_run"]:
         return _plan(loaded.config, given)
     return _events(loaded.config, given)

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from foretune import __version__
 from foretune.data import Message, TemplateProblem, format_instruction
+from foretune.durable import at, publish_folder, staged, write_file
 from foretune.errors import RunDirectoryError, SaveError, UnsupportedError
 from foretune.evidence import BaseIdentity, Padding
 from foretune.models import read_safetensors_header
-from foretune.runtime.durable import at, publish_folder, staged, write_file
 from foretune.runtime.live import Live, at_rest
 from foretune.runtime.tokenizer import ModelTokenizer
 from foretune.values import Value, encode_json

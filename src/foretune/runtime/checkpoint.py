@@ -20,9 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from foretune.contract import CheckpointSettings, fingerprint
-from foretune.errors import RunDirectoryError
-from foretune.evidence import EvaluationReading, RunRecord
-from foretune.runtime.durable import (
+from foretune.durable import (
     MANIFEST,
     publish_folder,
     remove_folder,
@@ -30,6 +28,8 @@ from foretune.runtime.durable import (
     verify_folder,
     write_file,
 )
+from foretune.errors import RunDirectoryError
+from foretune.evidence import EvaluationReading, RunRecord
 from foretune.runtime.live import Live
 from foretune.values import Value, encode_json
 

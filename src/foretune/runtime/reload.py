@@ -8,12 +8,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from foretune.contract import TrainingConfig
+from foretune.durable import verify_folder
 from foretune.errors import RunDirectoryError, VerificationError
 from foretune.evidence import ProbeCheck, RunRecord, read_record
 from foretune.memory.components import Facts
 from foretune.models import WeightFiles
 from foretune.runtime.artifact import ADAPTER_WEIGHTS, PROBE, ArtifactFacts, probe_logits, read_artifact
-from foretune.runtime.durable import verify_folder
 from foretune.runtime.live import Live, assemble
 from foretune.runtime.load import load_model
 from foretune.runtime.run_folder import RECORD, RunFolder

@@ -22,9 +22,9 @@ from msgspec import json
 
 from foretune.contract import TrainingConfig, dump_config
 from foretune.devices import DeviceSpec
+from foretune.durable import STAGED, at, draft_of, remove_folder, replace_file, told, write_file
 from foretune.errors import EvidenceError, ForetuneError, RunDirectoryError
 from foretune.evidence import ProbeCheck, ProcessIdentity, RunRecord, encode_record, read_record
-from foretune.runtime.durable import STAGED, at, draft_of, remove_folder, replace_file, told, write_file
 from foretune.runtime.failures import failure_of, outcome_of
 from foretune.runtime.identity import code_identity, hardware_of
 from foretune.runtime.libraries import all_versions

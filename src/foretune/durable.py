@@ -23,6 +23,7 @@ __all__ = [
     "STAGED",
     "at",
     "draft_of",
+    "publish_draft",
     "publish_folder",
     "remove_folder",
     "replace_file",
@@ -122,10 +123,23 @@ def draft_of(path: Path) -> Path:
 
 
 def publish_folder(folder: Path, final: Path) -> None:
-    """Finish a staged folder: write its manifest, see all of it through to the disk, and give it its name.
+    """Finish a staged folder that nobody may change: write its manifest, and give it its name (see `publish_draft`)."""
+    listed = _sync_files(folder, final)
+    write_file(folder / MANIFEST, json.dumps(listed, indent=1).encode())
+    _name_draft(folder, final)
+
+
+def publish_draft(folder: Path, final: Path) -> None:
+    """Finish a staged folder that a person will change: see all of it through to the disk, and give it its name.
 
     Raises SaveError where the name is taken, OSError where the disk does not take it.
     """
+    _sync_files(folder, final)
+    _name_draft(folder, final)
+
+
+def _sync_files(folder: Path, final: Path) -> dict[str, dict[str, Any]]:
+    """See every file through to the disk. Returns size and SHA-256 of each."""
     mode = final.parent.stat().st_mode & 0o777  # that of a private draft would keep everybody else out
     folder.chmod(mode)
     listed = {}
@@ -137,7 +151,10 @@ def publish_folder(folder: Path, final: Path) -> None:
                 os.fsync(file.fileno())
                 digest = file_digest(file, "sha256").hexdigest()
             listed[path.relative_to(folder).as_posix()] = {"size": path.stat().st_size, "sha256": digest}
-    write_file(folder / MANIFEST, json.dumps(listed, indent=1).encode())
+    return listed
+
+
+def _name_draft(folder: Path, final: Path) -> None:
     sync_folder(folder)
     at("rename")
     _rename_new(folder, final)
