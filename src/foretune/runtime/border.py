@@ -76,14 +76,23 @@ def quietly() -> Iterator[list[str]]:
 
 @contextmanager
 def _heard(library: str, listener: logging.Handler) -> Iterator[None]:
-    """Give a library's messages to a listener instead of stderr, and put its logger back."""
+    """Give a library's messages to a listener instead of stderr, and put its logger back.
+
+    A library that is imported for the first time meanwhile sets its logger up: its handler (Transformers': stderr)
+    waits until afterwards, and what it says of passing messages on stands then.
+    """
     logger = logging.getLogger(library)
-    before = logger.handlers[:], logger.propagate
-    logger.handlers, logger.propagate = [listener], False
+    handlers, propagate, add = logger.handlers[:], logger.propagate, logger.addHandler
+    waiting: list[logging.Handler] = []
+    logger.handlers, logger.propagate, logger.addHandler = [listener], False, waiting.append
     try:
         yield
     finally:
-        logger.handlers, logger.propagate = before
+        logger.handlers, logger.addHandler = handlers, add
+        for handler in waiting:
+            add(handler)  # where borders lie in one another, it waits for the outer one too
+        if not waiting:
+            logger.propagate = propagate
 
 
 def foreign_place(error: BaseException, libraries: Sequence[str] = _FOREIGN) -> str | None:
