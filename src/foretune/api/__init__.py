@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from foretune.needs import LengthNeed, LengthsAnswer
     from foretune.planner import Boundary, Carriers, Frontier, Objective, Plan, Recommendation
     from foretune.runtime.run_events import CheckpointSaved, PhaseBegan, RunFinished, UpdateDone
+    from foretune.runtime.sample import make_sample_model, sample_rows
     from foretune.runtime.trace import Trace
 
 __all__ = [
@@ -135,6 +136,7 @@ __all__ = [
     "list_devices",
     "list_models",
     "load_config",
+    "make_sample_model",
     "parse_config",
     "plan_training",
     "prepare_data",
@@ -144,6 +146,7 @@ __all__ = [
     "report_of",
     "resolve_config",
     "resolve_model",
+    "sample_rows",
     "score",
     "trace",
     "train",
@@ -658,6 +661,10 @@ def __getattr__(name: str) -> Any:
         from foretune.runtime import run_events
 
         return getattr(run_events, name)
+    if name in ("make_sample_model", "sample_rows"):
+        from foretune.runtime import sample
+
+        return getattr(sample, name)
     if name in ("Prediction", "Refusal", "RunRecord", "ScoreReport", "read_record", "report_of"):
         from foretune import evidence
 
