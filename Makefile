@@ -8,8 +8,9 @@ TORCH := 2.13.0 # pinned and first: any other range may bring gigabytes of CUDA 
 
 .PHONY: try test full trl wheel lint docs bench clean
 
-try: .venv/.core  ## the main job on an embedded default, in seconds
-	$(BIN)/foretune estimate --model Qwen/Qwen2.5-7B --method qlora --gpu "RTX 3060 12GB" --offline
+try: .venv/.train  ## the whole journey on this CPU, from a plan to a trained adapter, in minutes
+	rm -rf build/first-steps
+	$(BIN)/foretune quickstart build/first-steps
 
 test: lint  ## everything that must hold, without the network once .venv is there
 	$(BIN)/pytest -n 2 -q -m "not full and not gpu and not trl and not network"
@@ -45,8 +46,9 @@ clean:
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 
-.venv/.core: .venv/bin/python pyproject.toml
-	$(PIP) -e .
+.venv/.train: .venv/bin/python pyproject.toml
+	$(PIP) torch==$(TORCH)
+	$(PIP) -e '.[train]'
 	touch $@
 
 .venv/.bench: .venv/bin/python pyproject.toml
@@ -56,7 +58,7 @@ clean:
 .venv/.dev: .venv/bin/python pyproject.toml
 	$(PIP) torch==$(TORCH)
 	$(PIP) -e '.[dev,train]'
-	touch .venv/.core $@
+	touch .venv/.train $@
 
 .venv/.smollm2: .venv/.dev tests/smollm2.py # 93 MB, once per machine
 	$(BIN)/python tests/smollm2.py

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 import pytest
+from cli.test_quickstart import take_tiny_model
 from data.made import made_tokenizer
 from runs.made_run import conversation, write_config, write_rows
 
@@ -65,6 +66,8 @@ def prepare_run(call, words: list[str]) -> None:
 def test_help_example_runs(call, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = foretune_words(line)
+    if words[0] == "quickstart":
+        take_tiny_model(monkeypatch)
     if words[0] in ("train", "evaluate"):
         prepare_run(call, words)
         called = call(*words)

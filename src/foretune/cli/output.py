@@ -35,6 +35,8 @@ class Output:
         own = arguments[: arguments.index("--")] if "--" in arguments else arguments
         self.is_json = "--json" in own
         self.is_debug = "--debug" in own
+        self.is_stream = False
+        """Whether several documents are written, each on a line: what ends them early is one too."""
         color = _value_of("--color", own)
         self.stdout, self.stderr = standard_streams()
         make_tolerant(self.stdout, self.stderr)
@@ -57,14 +59,15 @@ class Output:
 
         Returns the exit code of the first failure, else the largest.
         """
+        self.is_stream = True
         failed, largest, number = 0, 0, 0
         for reply in replies:
             if isinstance(reply, ForetuneError):
-                failed = failed or self.fail(reply.as_json(), is_line=True)
+                failed = failed or self.fail(reply.as_json())
             elif reply.is_event and not self.is_json:
                 continue
             elif self.is_json:
-                self._write_document(_stamped(reply.schema, reply.document()), is_line=True)
+                self._write_document(_stamped(reply.schema, reply.document()))
                 self.stdout.flush()
                 largest = max(largest, reply.exit_code)
             else:
@@ -73,10 +76,10 @@ class Output:
                 number += 1
         return failed or largest
 
-    def fail(self, error: dict[str, Any], *, is_line: bool = False) -> int:
+    def fail(self, error: dict[str, Any]) -> int:
         """Write a failure: to stdout as JSON, else to stderr as text. Returns its exit code."""
         if self.is_json:
-            self._write_document(_stamped("error", {"error": _escaped(error)}), is_line=is_line)
+            self._write_document(_stamped("error", {"error": _escaped(error)}))
             self.stdout.flush()
         else:
             terminal = self.error_terminal
@@ -93,11 +96,11 @@ class Output:
         for note in notes:
             self.stderr.write(f"{self.error_terminal.fitted(note)}\n")
 
-    def _write_document(self, document: dict[str, Any], *, is_line: bool = False) -> None:
+    def _write_document(self, document: dict[str, Any]) -> None:
         from foretune.values import encode_json
 
         text = encode_json(document)
-        if is_line:
+        if self.is_stream:
             text = " ".join(line.strip() for line in text.split("\n"))
         if not self.terminal.has_unicode:
             text = "".join(c if c.isascii() else _json_escape(c) for c in text)

@@ -1,6 +1,8 @@
 """What a run uses, phase by phase: the allocator's counters on CUDA, the process' resident memory on a CPU."""
 
+import ctypes
 import gc
+import sys
 from pathlib import Path
 
 import torch
@@ -26,8 +28,12 @@ class Meter:
         self._peaks: dict[str, PhaseReading] = {}
 
     def begin(self) -> None:
-        """Begin to measure: what is resident now, libraries among it, is not the run's."""
+        """Begin to measure: what is resident now, libraries among it, is not the run's.
+
+        What planning has freed is handed back first, or the run would fill it again and seem to grow by less.
+        """
         gc.collect()
+        _hand_back()
         self.base_bytes = _resident("VmRSS")
         self._reset()
 
@@ -65,6 +71,14 @@ class Meter:
             now = now.with_(peak_process_bytes=None if peak is None else max(0, peak - self.base_bytes))
         before = self._peaks.get(self.phase)
         self._peaks[self.phase] = now if before is None else before.larger(now)
+
+
+def _hand_back() -> None:
+    """Return the free pages of the heap to the system, where the C library can (glibc)."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
 
 
 def _resident(field: str) -> int | None:

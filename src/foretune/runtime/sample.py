@@ -26,7 +26,6 @@ SIZES: Mapping[str, int] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 512,
-    "tie_word_embeddings": True,
 }
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '" + OPEN + "' ~ message.role ~ '\n' ~ message.content ~ '" + CLOSE + "\n' }}"
@@ -93,7 +92,7 @@ def _write_model(draft: Path, tokenizer: Any, sizes: Mapping[str, int]) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
-    names = {"architectures": [LlamaForCausalLM.__name__], "dtype": "float32"}
+    names = {"architectures": [LlamaForCausalLM.__name__], "dtype": "float32", "tie_word_embeddings": True}
     config = LlamaConfig(vocab_size=VOCAB_SIZE, **names, **sizes, **ids)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
