@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export OMP_NUM_THREADS = 1
 TORCH := 2.13.0 # pinned and first: any other range may bring gigabytes of CUDA libraries
 
-.PHONY: try test full trl lint docs bench clean
+.PHONY: try test full trl lint docs site bench clean
 
 try: .venv/.core  ## the main job on an embedded default, in seconds
 	$(BIN)/foretune estimate --model Qwen/Qwen2.5-7B --method qlora --gpu "RTX 3060 12GB" --offline
@@ -28,9 +28,13 @@ lint: .venv/.dev
 	$(BIN)/lint-imports --no-cache > .venv/lint.log || { cat .venv/lint.log; exit 1; }
 	$(BIN)/deptry src > .venv/lint.log 2>&1 || { cat .venv/lint.log; exit 1; }
 	$(BIN)/python scripts/docs.py --check
+	$(BIN)/python scripts/site.py > .venv/lint.log 2>&1 || { cat .venv/lint.log; exit 1; }
 
 docs: .venv/.dev  ## regenerate docs/ and the answers in README
 	$(BIN)/python scripts/docs.py
+
+site: .venv/.docs  ## the pages of docs/ as a site in build/site, strictly
+	$(BIN)/python scripts/site.py
 
 bench: .venv/.bench  ## figures that depend on the machine, beside published estimators
 	$(BIN)/python benchmarks/startup.py
@@ -52,7 +56,11 @@ clean:
 
 .venv/.dev: .venv/bin/python pyproject.toml
 	$(PIP) torch==$(TORCH)
-	$(PIP) -e '.[dev,train]'
+	$(PIP) -e '.[dev,docs,train]'
+	touch .venv/.core .venv/.docs $@
+
+.venv/.docs: .venv/bin/python pyproject.toml
+	$(PIP) -e '.[docs]'
 	touch .venv/.core $@
 
 .venv/.smollm2: .venv/.dev tests/smollm2.py # 93 MB, once per machine
