@@ -11,19 +11,19 @@ __all__ = ["FAULTS"]
 
 
 @contextmanager
-def _when_entered(phase: str, number: int, happens: Callable[[], None]) -> Iterator[None]:
-    """Let something happen where a run enters a phase for the n-th time."""
+def _when_entered(phase: str, happens: Callable[[], None]) -> Iterator[None]:
+    """Let something happen where a run enters a phase for the first time."""
     from foretune.runtime.meter import Meter
 
-    enter, counts = Meter.enter, []
+    enter, entered = Meter.enter, []
 
-    def entered(meter: Meter, name: str) -> None:
+    def watched(meter: Meter, name: str) -> None:
         enter(meter, name)
-        counts.append(name)
-        if name == phase and counts.count(phase) == number:
+        entered.append(name)
+        if name == phase and entered.count(phase) == 1:
             happens()
 
-    with patch.object(Meter, "enter", entered):
+    with patch.object(Meter, "enter", watched):
         yield
 
 
@@ -34,14 +34,27 @@ def _no_memory() -> None:
     )
 
 
-def _library_fails() -> None:
-    raise TypeError("LlamaRMSNorm.forward() got an unexpected keyword argument 'residual'")
+def _old_call(*_: object, **__: object) -> None:
+    raise TypeError("forward() got an unexpected keyword argument 'residual'")
+
+
+@contextmanager
+def _library_raises() -> Iterator[None]:
+    """A layer of the model that raises once the run is in its first forward, and not when its memory is predicted."""
+    from transformers.models.llama.modeling_llama import LlamaMLP
+
+    with patch.object(LlamaMLP, "forward", LlamaMLP.forward), _when_entered("forward", lambda: _break(LlamaMLP)):
+        yield
+
+
+def _break(layer: type) -> None:
+    layer.forward = _old_call  # type: ignore[attr-defined]
 
 
 @contextmanager
 def _small_files() -> Iterator[None]:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (16 * 1024, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200 * 1024, before[1]))
     try:
         yield
     finally:
@@ -84,10 +97,10 @@ def _another_format() -> Iterator[None]:
 
 
 FAULTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
-    "memory runs out in backward": lambda: _when_entered("backward", 2, _no_memory),
-    "a library raises in forward": lambda: _when_entered("forward", 2, _library_fails),
-    "Ctrl-C in the second update": lambda: _when_entered("forward", 2, lambda: signal.raise_signal(signal.SIGINT)),
-    "SIGTERM in the second update": lambda: _when_entered("forward", 2, lambda: signal.raise_signal(signal.SIGTERM)),
+    "memory runs out in backward": lambda: _when_entered("backward (later)", _no_memory),
+    "a library raises in forward": _library_raises,
+    "Ctrl-C in the second update": lambda: _when_entered("forward (later)", lambda: signal.raise_signal(signal.SIGINT)),
+    "SIGTERM in the second update": lambda: _when_entered("forward (later)", lambda: signal.raise_signal(signal.SIGTERM)),
     "a disk that takes no more": _small_files,
     "torch is not installed": _without_torch,
     "an adapter comes out in another format": _another_format,

@@ -47,6 +47,7 @@ VARIES: dict[str, str] = {
     r"(?i)(?<=loss )\d+\.\d+|(?<=of the last )\d+\.\d+|(?<=: )\d+\.\d+(?= over )|(?<=perplexity )[\d.,]+": (
         "a loss: the kernels of two processors add in another order"
     ),
+    r"\.py:\d+": "a line of a library's file",
     r"process \d+": "the number of a process",
     r"[0-9a-f]{12,64}": "a hash",
     r"\b\d+\.\d+\.\d+(\+cpu)?\b": "a version of a library",
