@@ -1,4 +1,4 @@
-"""The text of docs/evidence.md: what was compared with what so far, from the stores that docs/accuracy.md is made from."""
+"""The text of docs/evidence.md: what was compared with what so far, from the stores behind docs/accuracy.md."""
 
 import json
 from collections import Counter
@@ -11,14 +11,16 @@ from foretune.evidence import METRICS
 
 __all__ = ["evidence_page"]
 
-INTRODUCTION = """What foretune says has been held against something else wherever something else was to be had. This page
-says against what, how often, and what came out; it summarises, and the tables stand in [accuracy](accuracy.md). Below
-stands what has no evidence at all. All errors are absolute and in percent of what was measured."""
+INTRODUCTION = """What foretune says has been held against something else wherever something else was to be had.
+This page says against what, how often, and what came out; it summarises, and the tables stand in
+[accuracy](accuracy.md). Below stands what has no evidence at all. All errors are absolute and in percent of
+what was measured."""
 
-MEASURED = """{rows} measurements are stored: {public} that {sources} public sources published, and {own} of foretune's own
-step on an H200. The estimate predicts {predicted} of them. The others it refuses, most of them since they ran on several
-devices or by a method that it does not have ([refused rows](accuracy.md#refused-rows)). A row is of a *known* stack where
-a profile describes the loop and the versions that ran; of the others the nearest is predicted."""
+MEASURED = """{rows} measurements are stored: {public} that {sources} public sources published, and {own} of
+foretune's own step on an H200. The estimate predicts {predicted} of them. The others it refuses, most of them
+since they ran on several devices or by a method that it does not have ([refused
+rows](accuracy.md#refused-rows)). A row is of a *known* stack where a profile describes the loop and the
+versions that ran; of the others the nearest is predicted."""
 
 KNOWN_ROWS = """A row of a known stack shows how good the model of the program is; a row of a foreign one shows how far
 off you may be if you train with another program than the one you name. Intervals cover both
@@ -40,8 +42,8 @@ UNMEASURED = """Nobody has looked, so nothing is claimed:
   hybrid models, an 8-bit base, DoRA on a quantized base and modules trained whole on a GPU; foretune's own step at full
   depth, or with an 8-bit optimizer there. An answer that rests on one of them says so and is twice as wide
   ([the list](accuracy.md#what-no-measurement-has-touched)).
-- **foretune's own stack profile**, as today's answers name it (torch 2.13, Transformers 5.24): the H200 measured the same
-  step on the libraries before (torch 2.11, Transformers 5.17).
+- **foretune's own stack profile**, as today's answers name it (torch 2.13, Transformers 5.24): the H200 measured the
+  same step on the libraries before (torch 2.11, Transformers 5.17).
 - **The CUDA context** on every card but a T4 and an H200: a range of published reports stands in its place.
 - **Time and cost.** No answer has any.
 - **Several devices.** They are refused.
@@ -170,6 +172,6 @@ def comparisons(events: str) -> Iterator[tuple[str, str, str, str]]:
     yield (
         "ids of rows and which of them carry loss",
         "the template's own call; a second, slow encoder",
-        "ids equal on every row that is accepted, of 53 published templates; with Llama 3.1's tokenizer no mask differs",
+        "of 53 published templates, ids equal on every accepted row; with Llama 3.1's tokenizer no mask differs",
         "[data](data.md#conversations)",
     )

@@ -100,7 +100,9 @@ FAULTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "memory runs out in backward": lambda: _when_entered("backward (later)", _no_memory),
     "a library raises in forward": _library_raises,
     "Ctrl-C in the second update": lambda: _when_entered("forward (later)", lambda: signal.raise_signal(signal.SIGINT)),
-    "SIGTERM in the second update": lambda: _when_entered("forward (later)", lambda: signal.raise_signal(signal.SIGTERM)),
+    "SIGTERM in the second update": lambda: _when_entered(
+        "forward (later)", lambda: signal.raise_signal(signal.SIGTERM)
+    ),
     "a disk that takes no more": _small_files,
     "torch is not installed": _without_torch,
     "an adapter comes out in another format": _another_format,

@@ -97,6 +97,12 @@ def test_readme_has_an_answer() -> None:
     assert re.search(r"^\$ foretune estimate .*\nFits: needs ", read("README.md"), re.MULTILINE)
 
 
+def test_troubleshooting_shows_every_exit_code_by_a_command(call) -> None:
+    documented = {row["exit_code"] for row in call("help", "exit-codes", "--json").document["exit_codes"]}
+    shown = re.findall(r"^\$ .*(?:echo \$\?|PIPESTATUS.*)\n(\d+)$", read("docs/troubleshooting.md"), re.MULTILINE)
+    assert {int(code) for code in shown} == documented - {0}
+
+
 # -- the rules themselves
 
 
