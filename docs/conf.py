@@ -18,7 +18,7 @@ NAVIGATION = {
     "Training": ("training",),
     "Accuracy": ("evidence", "accuracy", "observations"),
     "Reference": ("cli", "settings", "rules", "events", "memory"),
-    "Design": ("design", "architecture", "comparison"),
+    "Design": ("design", "Architecture <architecture>", "comparison"),
 }
 """What stands beside every page, by heading. A page that is missing here is a warning, and so an error."""
 
