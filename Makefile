@@ -30,7 +30,7 @@ lint: .venv/.dev
 	$(BIN)/python scripts/docs.py --check
 	$(BIN)/python scripts/site.py > .venv/lint.log 2>&1 || { cat .venv/lint.log; exit 1; }
 
-docs: .venv/.dev  ## regenerate docs/ and the answers in README
+docs: .venv/.dev  ## regenerate docs/ and what the commands in all pages answer
 	$(BIN)/python scripts/docs.py
 
 site: .venv/.docs  ## the pages of docs/ as a site in build/site, strictly

@@ -13,11 +13,12 @@ from pygments.token import Generic, Text
 
 NAVIGATION = {
     "Start": ("quickstart",),
-    "Planning": ("numbers", "troubleshooting", "cases"),
+    "Planning": ("numbers", "memory"),
     "Data": ("data",),
     "Training": ("training",),
     "Accuracy": ("evidence", "accuracy", "observations"),
-    "Reference": ("cli", "settings", "rules", "events", "memory"),
+    "Help": ("troubleshooting", "cases"),
+    "Reference": ("cli", "settings", "rules", "events"),
     "Design": ("design", "Architecture <architecture>", "comparison"),
 }
 """What stands beside every page, by heading. A page that is missing here is a warning, and so an error."""

@@ -42,8 +42,8 @@ SHELL = re.compile(r"[|<>;&$`]")
 VARIES: dict[str, str] = {
     r"\d[\d,]* tokens/s": "a speed",
     r"\d+ s left": "a time",
-    r"[\d.]+ [KMG]iB (?=are(;| free there|\.))": "free memory, and a free disk",
-    r"(?<=[a-z)]) +[\d.]+ ([KMG]iB|B)(?=  +(-|[\d.]+ [KM]iB)$)": "how much a process grew",
+    r"[\d.,]+ [KMG]iB (?=are(;| free there|\.))": "free memory, and a free disk",
+    r"(?<=[a-z)]) +[\d.]+ ([KMG]iB|B)(?= {8,}(-|[\d.]+ [KM]iB)$)": "how much a process grew",
     r"(?i)(?<=loss )\d+\.\d+|(?<=of the last )\d+\.\d+|(?<=: )\d+\.\d+(?= over )|(?<=perplexity )[\d.,]+": (
         "a loss: the kernels of two processors add in another order"
     ),

@@ -119,6 +119,17 @@ def test_troubleshooting_shows_every_exit_code_by_a_command(call) -> None:
         ("22.68 GiB are.\n", "3.1 GiB are.\n", True),
         ("needs 22.68 GiB.\n", "needs 3.1 GiB.\n", False),
         ("loss 6.06\n", "loss nan\n", False),
+        (
+            "  load                   780.0 KiB              32.4 MiB\n",
+            "  load    1.5 MiB              32.4 MiB\n",
+            True,
+        ),
+        (
+            "  load                   780.0 KiB              32.4 MiB\n",
+            "  load    1.5 MiB              32.5 MiB\n",
+            False,
+        ),
+        ("  load  780.0 KiB  1.0 MiB\n", "  load  781.0 KiB  1.0 MiB\n", False),
     ],
 )
 def test_an_answer_is_compared_line_by_line(shown: str, printed: str, agree: bool) -> None:
