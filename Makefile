@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export OMP_NUM_THREADS = 1
 TORCH := 2.13.0 # pinned and first: any other range may bring gigabytes of CUDA libraries
 
-.PHONY: try test full trl wheel lint docs bench clean
+.PHONY: try test full trl wheel lint docs site bench clean
 
 try: .venv/.train  ## the whole journey on this CPU, from a plan to a trained adapter, in minutes
 	rm -rf build/first-steps
@@ -32,9 +32,13 @@ lint: .venv/.dev
 	$(BIN)/lint-imports --no-cache > .venv/lint.log || { cat .venv/lint.log; exit 1; }
 	$(BIN)/deptry src > .venv/lint.log 2>&1 || { cat .venv/lint.log; exit 1; }
 	$(BIN)/python scripts/docs.py --check
+	$(BIN)/python scripts/site.py > .venv/lint.log 2>&1 || { cat .venv/lint.log; exit 1; }
 
-docs: .venv/.dev  ## regenerate docs/ and the answers in README
+docs: .venv/.dev  ## regenerate docs/ and what the commands in all pages answer
 	$(BIN)/python scripts/docs.py
+
+site: .venv/.docs  ## the pages of docs/ as a site in build/site, strictly
+	$(BIN)/python scripts/site.py
 
 bench: .venv/.bench  ## figures that depend on the machine, beside published estimators
 	$(BIN)/python benchmarks/startup.py
@@ -57,8 +61,12 @@ clean:
 
 .venv/.dev: .venv/bin/python pyproject.toml
 	$(PIP) torch==$(TORCH)
-	$(PIP) -e '.[dev,train]'
-	touch .venv/.train $@
+	$(PIP) -e '.[dev,docs,train]'
+	touch .venv/.docs .venv/.train $@
+
+.venv/.docs: .venv/bin/python pyproject.toml
+	$(PIP) -e '.[docs]'
+	touch $@
 
 .venv/.smollm2: .venv/.dev tests/smollm2.py # 93 MB, once per machine
 	$(BIN)/python tests/smollm2.py

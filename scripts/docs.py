@@ -1,14 +1,14 @@
-"""Write the generated pages of docs/ and the answers in README.md; with --check, say which of them are stale.
+"""Write the generated pages of docs/; with --check, say which of them are stale.
 
     python scripts/docs.py [--check]
 
-A page is a function that returns its text. A `console` block of README.md holds a command after `$ ` and below it
-what the command prints.
+A page is a function that returns its text. Without --check the answers to the commands in the other pages are written
+too; tests/house/test_pages.py holds them.
 """
 
+import functools
 import io
 import os
-import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +17,7 @@ from pathlib import Path
 
 import click
 from docs_accuracy import accuracy_page
+from docs_evidence import evidence_page
 from docs_memory import memory_page
 from docs_table import markdown_table
 
@@ -51,7 +52,7 @@ def cli_page() -> str:
     parts = [f"# Commands\n\n{MADE}\n"]
     for words in commands(root, ("foretune",)):
         line = " ".join(words)
-        parts.append(f"## {line}\n\n```text\n{printed(f'{line} --help')}```\n")
+        parts.append(f"## {line}\n\n```console\n$ {line} --help\n{printed(f'{line} --help')}```\n")
     return "\n".join(parts)
 
 
@@ -84,14 +85,13 @@ def marked(page: str) -> str:
     return page.replace("\n", f"\n\n{MADE}\n", 1)
 
 
-def readme() -> str:
-    """Return README.md with the answers as the commands give them now."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    return re.sub(r"```console\n\$ ([^\n]+)\n.*?```", lambda match: _console(match[1]), text, flags=re.DOTALL)
+def answers(page: str) -> str:
+    """Return a page with the answers that its commands give now (tests/house/pages.py)."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from house.pages import rewritten
 
-
-def _console(line: str) -> str:
-    return f"```console\n$ {line}\n{printed(line)}```"
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return rewritten(text, lambda problem: print(f"{page}: {problem}"))
 
 
 PAGES: dict[str, Callable[[], str]] = {
@@ -100,7 +100,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/rules.md": rules_page,
     "docs/memory.md": lambda: marked(memory_page()),
     "docs/accuracy.md": lambda: marked(accuracy_page()),
-    "README.md": readme,
+    "docs/evidence.md": lambda: marked(evidence_page()),
 }
 
 
@@ -108,7 +108,12 @@ def main() -> int:
     """Write the pages, or compare them. Returns 1 where --check finds a stale one."""
     os.environ |= {"COLUMNS": "80", "NO_COLOR": "1", "HF_HUB_OFFLINE": "1"}
     stale = []
-    for name, page in PAGES.items():
+    pages = dict(PAGES)
+    if "--check" not in sys.argv:
+        by_hand = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+        names = [path.relative_to(ROOT).as_posix() for path in by_hand]
+        pages |= {name: functools.partial(answers, name) for name in names if name not in PAGES}
+    for name, page in pages.items():
         path, text = ROOT / name, page()
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             stale.append(name)

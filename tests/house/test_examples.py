@@ -1,4 +1,4 @@
-"""What the help and README show works as it stands."""
+"""What the help shows works as it stands. (What pages show: test_pages.py.)"""
 
 import json
 import re
@@ -14,7 +14,6 @@ from runs.made_run import conversation, write_config, write_rows
 from foretune.cli.app import root
 from foretune.cli.commands import Command, Group
 
-ROOT = Path(__file__).parents[2]
 # Examples are run without network and without a GPU; 3 is the answer "no" to --check.
 EXPECTED = {0}
 # What the examples read.
@@ -37,11 +36,6 @@ def help_examples() -> list[str]:
             inner = [command.get_command(context, name) for name in command.list_commands(context)]
             commands += [one for one in inner if one is not None]
     return found
-
-
-def readme_examples() -> list[tuple[str, str]]:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    return re.findall(r"```console\n\$ ([^\n]+)\n(.*?)```", text, flags=re.DOTALL)
 
 
 def foretune_words(line: str) -> list[str]:
@@ -85,13 +79,3 @@ def test_help_example_runs(call, line: str, tmp_path: Path, monkeypatch: pytest.
     called = call(*words)
     assert called.code in EXPECTED, called.err
     assert called.out
-
-
-@pytest.mark.parametrize(("line", "answer"), readme_examples(), ids=lambda text: text[:60])
-def test_readme_shows_what_is_printed(call, line: str, answer: str) -> None:
-    called = call(*shlex.split(line)[1:])
-    assert (called.code, called.out) == (0, answer)
-
-
-def test_readme_has_an_answer() -> None:
-    assert any("Fits: needs " in answer for _, answer in readme_examples())
