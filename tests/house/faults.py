@@ -96,6 +96,17 @@ def _another_format() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _smaller_model() -> Iterator[None]:
+    """No failure: the journey in seconds, where no figure of it is shown."""
+    from cli.test_quickstart import TINY
+
+    from foretune.cli import quickstart
+
+    with patch.object(quickstart, "MODEL_SIZES", TINY):
+        yield
+
+
 FAULTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "memory runs out in backward": lambda: _when_entered("backward (later)", _no_memory),
     "a library raises in forward": _library_raises,
@@ -106,5 +117,6 @@ FAULTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "a disk that takes no more": _small_files,
     "torch is not installed": _without_torch,
     "an adapter comes out in another format": _another_format,
+    "the quickstart's model is smaller": _smaller_model,
 }
 """What a page may name after `with`, and what happens then."""

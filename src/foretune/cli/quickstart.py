@@ -38,8 +38,8 @@ SETTINGS = {
     "evaluation.split": 0.1,
     "batch.sequence_length": 192,
     "batch.micro_batch_size": 8,
-    "schedule.epochs": 5,
-    "optimizer.learning_rate": 2e-3,
+    "schedule.epochs": 12,
+    "optimizer.learning_rate": 3e-3,
 }
 QUESTION = "How many days has a week?"
 PLAN = ("estimate", "--model", "Qwen/Qwen2.5-7B", "--method", "qlora", "--gpu", "RTX 3060 12GB", "--offline")
@@ -127,7 +127,7 @@ def _journey(folder: str) -> tuple[_Step, ...]:
         _Step("train", "Train it on this CPU, with every promise checked.", ("train", config), _say_run),
         _Step(
             "evaluate",
-            "Reload what was trained, and ask it. So small a model, so shortly trained, knows little.",
+            "Reload what was trained, and ask it what it was taught.",
             ("evaluate", run, "--prompt", QUESTION, "--max-tokens", "24"),
             _say_evaluation,
         ),
