@@ -127,6 +127,9 @@ def _section(title: str, terminal: Terminal, *, is_empty: bool = False) -> Itera
 
 def _mapped(entry: "Entry", imported: "ImportedConfig", terminal: Terminal) -> Iterator[str]:
     ours = ", ".join(map(_written, entry.settings))
+    if not ours:
+        yield from wrapped(f"{_key(entry)} -> {escape(entry.note or '')}", terminal, indent="  ")
+        return
     origin = f" (by default of {imported.title})" if entry.place is None else ""
     yield from wrapped(f"{_key(entry)}{origin} -> {ours}", terminal, indent="  ")
     if entry.note:

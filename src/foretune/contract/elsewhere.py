@@ -1,9 +1,10 @@
 """Files of other tools, told by their keys: so that one is recognised before each of its keys is refused."""
 
+import re
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-__all__ = ["MARKS", "Recognised", "rank_tools", "recognise"]
+__all__ = ["MARKS", "Recognised", "is_command", "rank_tools", "recognise"]
 
 
 class Recognised(NamedTuple):
@@ -52,6 +53,18 @@ _SHARED = frozenset({
 _OWN = frozenset({"model", "precision", "lora", "batch", "schedule"})
 """Sections of ours: with one of them a file is meant for us, however many of its keys are mistaken."""
 FEWEST = 3
+
+
+_COMMAND = r"(?:[A-Z][A-Z0-9_]*=\S* +)*(?:trl|accelerate|llamafactory-cli|torchrun|deepspeed|python3?)\s+(.*)"
+_SCRIPT = r"\S*sft\S*|train\b|launch\b"
+
+
+def is_command(text: str) -> bool:
+    """Whether the first line that says something starts a training: a program, then its flags."""
+    lines = (line.strip() for line in text.splitlines())
+    first = next((line for line in lines if line and not line.startswith("#")), "")
+    match = re.match(_COMMAND, first)
+    return match is not None and re.search(_SCRIPT, match[1]) is not None
 
 
 def rank_tools(keys: Iterable[str]) -> list[Recognised]:

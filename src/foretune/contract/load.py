@@ -80,6 +80,7 @@ def parse_config(
     method: str | None = None,
 ) -> LoadedConfig:
     """Do what `load_config` does, with the text of the file given; `folder` is what its paths are relative to."""
+    _refuse_command(text, name)
     root, problems = read_document(text, name)
     if root is not None and isinstance(root.value, dict):
         _refuse_foreign(root.value, name)
@@ -93,6 +94,14 @@ def parse_config(
         message = "this is a model's config.json (it has model_type), not a training configuration."
         raise ConfigError(message, hint=f"Pass it as --model {name}, or write its path as model.id.", place=name)
     return _build(root, os.fspath(folder), name, overrides, method, problems)
+
+
+def _refuse_command(text: str, name: str) -> None:
+    from foretune.contract.elsewhere import is_command
+
+    if is_command(text):
+        message = "this is a command that trains by another tool, not a configuration."
+        raise ConfigError(message, hint=f"`foretune config import {name}` reads it.", place=name)
 
 
 def _refuse_foreign(given: Mapping[str, Node], name: str) -> None:

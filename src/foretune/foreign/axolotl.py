@@ -9,19 +9,23 @@ from foretune.foreign.meanings import (
     ATTENTIONS,
     accumulate,
     attention,
+    autocast,
     checkpoints,
     evaluation,
     hold,
     length,
     liger,
+    no_warmup,
     optimizer,
+    packed_as_full_rows,
     recompute,
-    schedule,
+    shape,
     target_names,
+    warmup,
 )
 from foretune.foreign.reading import Reading
 from foretune.foreign.rules import Tool
-from foretune.memory import TRAINER
+from foretune.memory import FORETUNE, TRAINER
 
 __all__ = ["AXOLOTL"]
 
@@ -109,6 +113,7 @@ def _method(reading: Reading) -> None:
     if method not in ("lora", "qlora"):
         reading.block("adapter", "both", "foretune's adapters are LoRA's.", field="lora")
         return
+    reading.mean("Adapters are trained.", "adapter")
     _lora(reading)
     if method == "qlora" and reading["load_in_4bit"] is not False:
         _four_bits(reading)
@@ -127,7 +132,7 @@ def _lora(reading: Reading) -> None:
         if reading[key] is None:
             reading.decide(field, f"{key} is not given.", example, changes="both")
         else:
-            reading.set(field, reading[key] if key == "lora_r" else float(reading[key]), key, "adapter")
+            reading.set(field, reading[key] if key == "lora_r" else float(reading[key]), key)
     reading.set("lora.dropout", float(reading["lora_dropout"]), "lora_dropout")
     names = reading["lora_target_modules"]
     if reading["lora_target_linear"]:
@@ -166,6 +171,8 @@ def _precision(reading: Reading) -> None:
     elif fp16:
         hold(reading, "fp16", "fp16", *keys[:-1])
     elif word == "auto":
+        chosen = reading.decided.get("precision.dtype")
+        autocast(reading, "fp16" if chosen == "fp16" else "bf16")
         message = "bf16 is auto: bf16 on cards that have it (compute capability 8.0 and later), else fp16."
         reading.decide("precision.dtype", message, "bf16", *keys[:-1], changes="both")
     elif reading["float16"] or reading["load_in_8bit"]:
@@ -207,8 +214,12 @@ def _loss(reading: Reading) -> None:
     if reading["liger_fused_linear_cross_entropy"]:
         liger(reading, "liger_fused_linear_cross_entropy", covers="other kernels of Liger have keys of their own.")
     if reading["cut_cross_entropy"]:
-        why = "foretune's loss without whole logits is chunked."
-        reading.block("cut_cross_entropy", "memory", why, field="loss")
+        note = "The same loss without whole logits, by another program."
+        reading.set("loss", "chunked", "cut_cross_entropy", note=note)
+        reading.stack = FORETUNE.with_(is_nearest=True)
+        reading.stack_notes.append(
+            "No profile has its cut cross-entropy: foretune's own, whose loss is in chunks, is nearest."
+        )
     reading.leave("Off.", "liger_fused_linear_cross_entropy", "cut_cross_entropy")
 
 
@@ -233,9 +244,7 @@ def _rows(reading: Reading, ours: str | None) -> None:
         reading.block("sample_packing", "result", why, field="batch.packing")
     else:
         reading.set("batch.packing", True, "sample_packing")
-        reading.price("batch.packing", False)
-        if ours != "flash_attention_2":
-            reading.stack_notes.append("What keeps packed rows apart (a mask) is not priced.")
+        packed_as_full_rows(reading)
     if reading["chat_template"] not in (None, "tokenizer_default"):
         why = "foretune renders with the tokenizer's own chat template; axolotl's of this name may differ."
         reading.block("chat_template", "result", why)
@@ -243,15 +252,14 @@ def _rows(reading: Reading, ours: str | None) -> None:
 
 
 def _schedule(reading: Reading) -> None:
-    updates = length(reading, "max_steps", "num_epochs")
-    steps, share = reading["warmup_steps"], reading["warmup_ratio"]
-    if steps is None and share is None and reading["lr_scheduler"] != "constant":
-        _unsaid_warmup(reading, updates)
-        reading.values["warmup_steps"] = 0
-        schedule(reading, "lr_scheduler", updates, _warmup)
-        del reading.values["warmup_steps"]
-        return
-    schedule(reading, "lr_scheduler", updates, _warmup)
+    num_updates = length(reading, "max_steps", "num_epochs")
+    shape(reading, "lr_scheduler")
+    if reading["lr_scheduler"] == "constant":
+        no_warmup(reading)
+    elif reading["warmup_steps"] is None and reading["warmup_ratio"] is None:
+        _unsaid_warmup(reading, num_updates)
+    else:
+        warmup(reading, num_updates, _warmup)
 
 
 def _unsaid_warmup(reading: Reading, updates: int | None) -> None:

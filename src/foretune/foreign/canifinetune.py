@@ -87,9 +87,11 @@ def _method(reading: Reading) -> None:
     if reading["method"] != "qlora":
         reading.leave("Read with method: qlora alone.", "quantization")
     if reading["method"] == "full":
-        reading.leave("Every weight is trained.", "method", *names)
+        reading.mean("Every weight is trained.", "method")
+        reading.leave("Every weight is trained.", *names)
         return
-    reading.set("lora.rank", reading["lora_rank"], "lora_rank", "method")
+    reading.mean("Adapters are trained.", "method")
+    reading.set("lora.rank", reading["lora_rank"], "lora_rank")
     reading.set("lora.alpha", float(reading["lora_alpha"]), "lora_alpha")
     reading.set("lora.dropout", float(reading["lora_dropout"]), "lora_dropout")
     if reading["target_modules"]:

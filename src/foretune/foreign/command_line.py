@@ -62,7 +62,12 @@ def _split(words: list[_Word], name: str) -> tuple[str, list[_Word], list[_Word]
                 return word.text, words[start:index], words[index + 1 :]
         raise ConfigError("no script is named.", hint="Name it, as in `accelerate launch sft.py ...`.", place=name)
     index = next((i for i, word in enumerate(words) if word.text.startswith("--")), len(words))
-    return " ".join(word.text for word in words[:index]), [], words[index:]
+    program = " ".join(word.text for word in words[:index])
+    if program.endswith((".yaml", ".yml", ".json")):
+        file = words[index - 1]
+        message = f"the command reads {file.text[:80]!r}, which is not read with it."
+        raise ConfigError(message, hint="Import that file, and give what the flags say with --set.", place=file.place)
+    return program, [], words[index:]
 
 
 def _flags(words: list[_Word]) -> Iterator[tuple[str, Node]]:

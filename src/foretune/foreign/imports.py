@@ -45,7 +45,7 @@ def import_config(
         chosen,
         {key: value for key, value, _ in given},
         {key: row for key, _, row in given},
-        decided=frozenset(one.key for one in settings),
+        decided={one.key: one.value for one in settings},
         left_out=frozenset(without),
     )
     reading.read()
@@ -58,7 +58,17 @@ def import_config(
     answer = _answer(found, chosen, marks, reading)
     if answer.decisions:
         return answer
-    return answer.with_(config=build_imported(answer, "run", overrides=settings).config)
+    try:
+        return answer.with_(config=build_imported(answer, "run", overrides=settings).config)
+    except ConfigError as error:
+        return answer.with_(decisions=tuple(_contradiction(one) for one in error.problems))
+
+
+def _contradiction(problem: Problem) -> Decision:
+    """Return what the file asks for and no configuration of ours may hold."""
+    flag = "--set KEY=VALUE" if problem.field is None else f"--set {problem.field}=..."
+    message = f"{problem.message} {problem.hint or ''}".strip()
+    return Decision(keys=(), message=message, flag=flag, field=problem.field, place=problem.place, changes="result")
 
 
 def _choose(found: ForeignFile, named: str | None) -> tuple[Tool, tuple[str, ...]]:
@@ -197,4 +207,6 @@ def _origin(origin: Origin, imported: ImportedConfig) -> Origin:
 
 def _problem(imported: ImportedConfig, decision: Decision) -> Problem:
     place = decision.place or imported.file
-    return Problem(decision.message, f"Add {decision.flag}.", place, decision.field)
+    is_unknown = any(entry.key in decision.keys for entry in imported.of("unknown"))
+    hint = f"Correct the key, or add {decision.flag}." if is_unknown else f"Add {decision.flag}."
+    return Problem(decision.message, hint, place, decision.field)

@@ -7,8 +7,10 @@ from foretune.foreign.meanings import (
     Dtype,
     accumulate,
     attention,
+    autocast,
     hold,
     liger,
+    packed_as_full_rows,
     recompute,
     target_names,
     trainer_arguments,
@@ -204,13 +206,15 @@ def _meaning(reading: Reading) -> None:
 def _method(reading: Reading, *, is_full: bool) -> None:
     names = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target", "additional_target", "use_rslora", "use_dora")
     if is_full:
-        reading.leave("Every weight is trained.", "finetuning_type", *names)
+        reading.mean("Every weight is trained.", "finetuning_type")
+        reading.leave("Every weight is trained.", *names)
         return
     if reading["finetuning_type"] != "lora":
         reading.block("finetuning_type", "both", _METHOD, field="lora")
         return
     rank, alpha = reading["lora_rank"], reading["lora_alpha"]
-    reading.set("lora.rank", rank, "lora_rank", "finetuning_type")
+    reading.mean("Adapters are trained.", "finetuning_type")
+    reading.set("lora.rank", rank, "lora_rank")
     note = None if alpha else "LLaMA-Factory takes twice the rank."
     reading.set("lora.alpha", float(alpha or 2 * rank), "lora_alpha", note=note)
     reading.set("lora.dropout", float(reading["lora_dropout"]), "lora_dropout")
@@ -254,7 +258,7 @@ def _precision(reading: Reading, *, is_full: bool) -> None:
     else:
         message = "Neither bf16, fp16 nor pure_bf16 is true: the format is that of the checkpoint, if the card has it."
         reading.decide("precision.dtype", message, "bf16", *keys, changes="both")
-        reading.stack = reading.stack.with_(autocast="none", converts_outputs=False)
+        autocast(reading, None)
     if reading["upcast_layernorm"] and reading["quantization_bit"] is None:
         reading.block("upcast_layernorm", "both", "foretune's norms have the format of the weights.")
     elif reading["upcast_layernorm"]:
@@ -275,6 +279,7 @@ def _rows(reading: Reading) -> None:
     reading.set("data.supervision", supervision, "train_on_prompt")
     if reading["neat_packing"]:
         reading.set("batch.packing", True, "neat_packing", "packing")
+        packed_as_full_rows(reading)
     elif reading["packing"]:
         why = "Packed rows see one another there; foretune keeps them apart (neat_packing)."
         reading.block("packing", "result", why, field="batch.packing")
@@ -294,7 +299,7 @@ def _data(reading: Reading) -> bool:
     what = (
         "The file names no rows."
         if shown is None
-        else f"The rows are {shown}, a name in {reading['dataset_dir']}/dataset_info.json."
+        else f"The rows are {shown}, by name in {reading['dataset_dir']}/dataset_info.json."
     )
     reading.decide(
         "data.train",

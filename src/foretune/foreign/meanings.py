@@ -11,17 +11,21 @@ __all__ = [
     "Dtype",
     "accumulate",
     "attention",
+    "autocast",
     "checkpoints",
     "evaluation",
     "hold",
     "length",
     "liger",
+    "no_warmup",
     "optimizer",
+    "packed_as_full_rows",
     "recompute",
-    "schedule",
+    "shape",
     "target_names",
     "trainer_arguments",
     "trainer_warmup",
+    "warmup",
 ]
 
 Dtype = Literal["bf16", "fp16", "fp32"]
@@ -72,7 +76,8 @@ def optimizer(reading: Reading, key: str) -> None:
 
 def length(reading: Reading, updates: str, epochs: str) -> int | None:
     """Map the length of the run. Returns the number of updates, where it is known."""
-    limit = reading[updates]
+    given = reading.decided.get("schedule.updates")
+    limit = given if isinstance(given, int) else reading[updates]
     if limit is not None and limit > 0:
         reading.set("schedule.updates", limit, updates)
         reading.leave(f"{updates} decides the length.", epochs)
@@ -82,23 +87,22 @@ def length(reading: Reading, updates: str, epochs: str) -> int | None:
     return None
 
 
-def schedule(
-    reading: Reading, key: str, num_updates: int | None, share_to_updates: Callable[[float, int], int]
-) -> None:
-    """Map the learning rate's shape and its warm-up; a share of updates needs their number."""
-    shape = SHAPES.get(reading[key])
-    if shape is None:
+def shape(reading: Reading, key: str) -> None:
+    """Map the learning rate's course."""
+    ours = SHAPES.get(reading[key])
+    if ours is None:
         why = "foretune's learning rate is constant, linear or cosine after its warm-up."
         reading.block(key, "result", why, field="schedule.shape")
     else:
-        reading.set("schedule.shape", shape, key)
-    if reading[key] == "constant":
-        reading.leave("The schedule constant has no warm-up.", "warmup_steps", "warmup_ratio")
-        return
+        reading.set("schedule.shape", ours, key)
+
+
+def warmup(reading: Reading, num_updates: int | None, share_to_updates: Callable[[float, int], int]) -> None:
+    """Map the warm-up; a share of all updates needs their number."""
     steps, share = reading["warmup_steps"], reading["warmup_ratio"]
+    used = "warmup_steps" if steps else "warmup_ratio"
     if steps:
         reading.leave("warmup_steps decides.", "warmup_ratio")
-    used = "warmup_steps" if steps else "warmup_ratio"
     if steps and steps >= 1:
         reading.set("schedule.warmup_updates", int(steps), used)
         return
@@ -113,9 +117,22 @@ def schedule(
         reading.decide("schedule.warmup_updates", message, "N", used)
 
 
+def no_warmup(reading: Reading) -> None:
+    """Leave a warm-up that the schedule `constant` does not make."""
+    reading.leave("The schedule constant has no warm-up.", "warmup_steps", "warmup_ratio")
+
+
 def trainer_warmup(share: float, num_updates: int) -> int:
     """Return the Trainer's number of warm-up updates (get_warmup_steps)."""
     return math.ceil(share * num_updates)
+
+
+def autocast(reading: Reading, computed: Dtype | None) -> None:
+    """Give the profile the format of the computation; None: that of the weights."""
+    if computed is None:
+        reading.stack = reading.stack.with_(autocast="none", converts_outputs=False)
+    elif computed != reading.stack.autocast:
+        reading.stack = reading.stack.with_(autocast=computed, converts_outputs=True)
 
 
 def hold(reading: Reading, held: Dtype, computed: Dtype | None, *keys: str) -> None:
@@ -123,10 +140,7 @@ def hold(reading: Reading, held: Dtype, computed: Dtype | None, *keys: str) -> N
 
     Weights in fp32 under autocast have no like here: foretune multiplies in the format that it holds.
     """
-    if computed is None:
-        reading.stack = reading.stack.with_(autocast="none", converts_outputs=False)
-    elif computed != reading.stack.autocast:
-        reading.stack = reading.stack.with_(autocast=computed, converts_outputs=True)
+    autocast(reading, computed)
     if computed is None or computed == held:
         reading.set("precision.dtype", held, *keys)
         return
@@ -159,6 +173,14 @@ def liger(reading: Reading, *keys: str, covers: str) -> None:
     reading.price("loss", "stock")
     reading.stack = reading.stack.with_(loss_kernel="liger")
     reading.stack_notes.append("Liger's other kernels (norms, rotary, MLP) are priced as the stock ones.")
+
+
+def packed_as_full_rows(reading: Reading) -> None:
+    """Price packed rows as full rows; what keeps their examples apart is known of flash attention alone: nothing."""
+    reading.price("batch.packing", False)
+    attention_of = reading.settings.get("attention")
+    if attention_of is None or attention_of.value != "flash_attention_2":
+        reading.stack_notes.append("What keeps the examples of a packed row apart (a mask) is not priced.")
 
 
 def recompute(reading: Reading, is_on: bool, is_reentrant: bool, *keys: str) -> None:
@@ -206,7 +228,12 @@ def target_names(reading: Reading, names: list[str], *keys: str) -> None:
 def trainer_arguments(reading: Reading, *, has_evaluation: bool) -> None:
     """Map what TrainingArguments say, but for precision and checkpointing, which each tool treats its own way."""
     optimizer(reading, "optim")
-    schedule(reading, "lr_scheduler_type", length(reading, "max_steps", "num_train_epochs"), trainer_warmup)
+    num_updates = length(reading, "max_steps", "num_train_epochs")
+    shape(reading, "lr_scheduler_type")
+    if reading["lr_scheduler_type"] == "constant":
+        no_warmup(reading)
+    else:
+        warmup(reading, num_updates, trainer_warmup)
     older = reading.has("evaluation_strategy") and not reading.has("eval_strategy")
     strategy = reading["evaluation_strategy" if older else "eval_strategy"]
     evaluation(

@@ -1,14 +1,16 @@
 """A foreign file as keys with their values and places: YAML, JSON, or a command line in a text file."""
 
 import os
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from foretune.contract.document import Node, read_document, read_text, show_path
+import msgspec
+
+from foretune.contract.document import Node, plain_node, read_document, read_text, show_path
+from foretune.contract.elsewhere import is_command
 from foretune.contract.scalars import echo, read_plain
 from foretune.errors import ConfigError
-from foretune.foreign.rules import Key
+from foretune.foreign.rules import Key, ignored
 from foretune.foreign.yaml11 import read_yaml11
 
 __all__ = ["ForeignFile", "Given", "flatten", "read_foreign"]
@@ -36,7 +38,7 @@ def read_foreign(path: str | os.PathLike[str]) -> ForeignFile:
     file = os.fsdecode(path)
     text, name = read_text(file), show_path(file)
     folder = os.path.dirname(os.path.abspath(file))  # noqa: PTH100, PTH120 (pathlib costs 3 ms of every start)
-    if _is_command(text):
+    if is_command(text):
         from foretune.foreign.command_line import read_command
 
         command, keys = read_command(text, name)
@@ -58,16 +60,6 @@ def read_foreign(path: str | os.PathLike[str]) -> ForeignFile:
     return ForeignFile(name, folder, root.value)
 
 
-def _is_command(text: str) -> bool:
-    """Whether the first line that says something is a command: a program, then its flags."""
-    lines = (line.strip() for line in text.splitlines())
-    first = next((line for line in lines if line and not line.startswith("#")), "")
-    return (
-        re.match(r"(?:[A-Z_]+=\S* +)*(?:trl|accelerate|llamafactory-cli|torchrun|python3?|deepspeed)\s", first)
-        is not None
-    )
-
-
 def _refuse_unreadable(root: Node) -> None:
     from foretune.errors import Problem
 
@@ -86,10 +78,13 @@ def flatten(nodes: Mapping[str, Node], keys: Mapping[str, Key]) -> Iterator[tupl
 
 
 def _flatten(path: str, pattern: str, node: Node, keys: Mapping[str, Key]) -> Iterator[tuple[str, Given, Key | None]]:
-    if isinstance(node.value, dict) and node.value and _has_inside(f"{pattern}.", keys):
+    node = _opened(node) if _has_inside(f"{pattern}.", keys) else node
+    if node.value in (None, {}, []) and (_has_inside(f"{pattern}.", keys) or _has_inside(f"{pattern}[].", keys)):
+        yield path, Given(None, node.place), _row(pattern, keys) or ignored("Empty: as if it were not there.")
+    elif isinstance(node.value, dict) and _has_inside(f"{pattern}.", keys):
         for name, inner in node.value.items():
             yield from _flatten(f"{path}.{name}", f"{pattern}.{name}", inner, keys)
-    elif isinstance(node.value, list) and node.value and _has_inside(f"{pattern}[].", keys):
+    elif isinstance(node.value, list) and _has_inside(f"{pattern}[].", keys):
         for index, item in enumerate(node.value):
             if isinstance(item.value, dict):
                 for name, inner in item.value.items():
@@ -98,6 +93,16 @@ def _flatten(path: str, pattern: str, node: Node, keys: Mapping[str, Key]) -> It
                 yield f"{path}[{index}]", Given(item.plain(), item.place), None
     else:
         yield path, Given(node.plain(), node.place), _row(pattern, keys)
+
+
+def _opened(node: Node) -> Node:
+    """Read a mapping that is written as JSON text, as a command line has it."""
+    if not (isinstance(node.value, str) and node.value.lstrip().startswith("{")):
+        return node
+    try:
+        return plain_node(msgspec.json.decode(node.value), node.place)
+    except msgspec.DecodeError:
+        return node
 
 
 def _has_inside(start: str, keys: Mapping[str, Key]) -> bool:

@@ -22,7 +22,7 @@ _EXAMPLES = {
     "data.truncation": "right",
     "gradient_checkpointing": "true",
     "lora": "{}",
-    "lora.targets": "all-linear",
+    "lora.targets": "[q_proj,v_proj]",
     "loss": "chunked",
     "optimizer.name": "adamw_8bit",
     "precision.adapter_dtype": "fp32",
@@ -32,6 +32,15 @@ _EXAMPLES = {
     "schedule.shape": "cosine",
 }
 """A value to show for each field by which a key without counterpart may be decided."""
+
+
+_EXCLUDES = {
+    "schedule.epochs": "schedule.updates",
+    "schedule.updates": "schedule.epochs",
+    "evaluation.data": "evaluation.split",
+    "evaluation.split": "evaluation.data",
+}
+"""Fields of which one alone is set: who sets one decides the other."""
 
 
 class _Account:
@@ -67,7 +76,7 @@ class _Account:
 class Reading:
     """Collects what the keys of one file mean. A tool's `meaning` is given it.
 
-    `decided` are fields that the user sets, `left_out` keys that the user gives up.
+    `decided` are fields that the user sets with their values, `left_out` keys that the user gives up.
     """
 
     def __init__(
@@ -76,7 +85,7 @@ class Reading:
         given: Mapping[str, Given],
         rules: Mapping[str, Key | None],
         *,
-        decided: Collection[str] = (),
+        decided: Mapping[str, Any] | None = None,
         left_out: Collection[str] = (),
     ) -> None:
         self.tool = tool
@@ -91,7 +100,9 @@ class Reading:
         self.stack = tool.stack
         self.stack_notes = list(tool.stack_notes)
         self.notes: list[str] = []
-        self._decided, self._left_out = decided, left_out
+        self.decided: Mapping[str, Any] = decided or {}
+        """What the user sets, by field."""
+        self._left_out = left_out
 
     # -- values
     def read(self) -> None:
@@ -162,9 +173,7 @@ class Reading:
     def set(self, field: str, value: Any, *keys: str, note: str | None = None) -> None:
         """Map keys to a field. Where none of them is given it is a default of the tool, listed where it is not ours."""
         given = [key for key in keys if key in self.values]
-        if field in self._decided or any(
-            one.startswith(f"{field}.") or field.startswith(f"{one}.") for one in self._decided
-        ):
+        if self.is_decided(field):
             for key in given:
                 self.accounts[key].become("decided", f"You set {field}.")
             return
@@ -179,13 +188,20 @@ class Reading:
                 Entry(key=keys[0], value=shown_default, place=None, fate="mapped", settings=(setting,), note=note)
             )
 
+    def is_decided(self, field: str) -> bool:
+        """Whether the user has set a field, what holds it, a part of it, or what excludes it."""
+        return any(
+            one in (field, _EXCLUDES.get(field)) or one.startswith(f"{field}.") or field.startswith(f"{one}.")
+            for one in self.decided
+        )
+
     def _differs(self, field: str, value: Any) -> bool:
         leaf = find_field(field)
         return not isinstance(leaf, Leaf) or leaf.default != value
 
     def always(self, field: str, value: Any, key: str, shown_default: str) -> None:
         """Map what the tool does where the file is silent, or cannot say otherwise; `key` is shown for it."""
-        if field in self._decided:
+        if self.is_decided(field):
             return
         setting = Setting(field=field, value=value)
         self.settings[field] = setting
@@ -194,8 +210,14 @@ class Reading:
 
     def price(self, field: str, value: Any) -> None:
         """Take another value in an estimate: the tool's own program."""
-        if field not in self._decided:
+        if not self.is_decided(field):
             self.priced[field] = Setting(field=field, value=value)
+
+    def mean(self, what: str, *keys: str) -> None:
+        """Say what keys mean that decide whether a whole section is there."""
+        for key in keys:
+            if key in self.values:
+                self.accounts[key].become("mapped", what)
 
     def leave(self, note: str, *keys: str) -> None:
         """Say that keys change nothing here."""
@@ -206,18 +228,18 @@ class Reading:
     def block(self, key: str, changes: Changes, why: str, *, field: str | None = None) -> None:
         """Refuse a key that has no counterpart and matters, unless the user has decided."""
         account = self.accounts[key]
-        if field is not None and field in self._decided:
+        if field is not None and self.is_decided(field):
             account.become("decided", f"You set {field}.", changes)
             return
         account.become("refused", why, changes)
-        self._decide((key,), f"{key} is {shown(key, account.given.value)}: {why}", field, changes)
+        self._decide((key,), f"{key} is {shown(key, account.given.value)}. {why}", field, changes)
 
     def decide(
         self, field: str, message: str, example: str, *keys: str, changes: Changes = "result", note: str | None = None
     ) -> None:
         """Ask for a setting, unless the user has given it. `example` is a value to show."""
         given = [key for key in keys if key in self.values]
-        is_decided = field in self._decided
+        is_decided = self.is_decided(field)
         for key in given:
             self.accounts[key].become("decided" if is_decided else "to decide", note, changes)
         if not is_decided:
@@ -246,7 +268,8 @@ class Reading:
         account = self.accounts[key]
         if account.fate is not None:
             return
-        near = nearest(key, tuple(self.tool.keys))
+        meant = tuple(name for name, row in self.tool.keys.items() if row.kind in ("maps", "part"))
+        near = nearest(key, meant) or nearest(key, tuple(self.tool.keys))
         hint = f" Did you mean {near}?" if near else ""
         why = f"{self.tool.title} {self.tool.version} has no such key.{hint}"
         account.become("unknown", why, "both")

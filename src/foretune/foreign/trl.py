@@ -7,8 +7,10 @@ from foretune.foreign.meanings import (
     Dtype,
     accumulate,
     attention,
+    autocast,
     hold,
     liger,
+    packed_as_full_rows,
     recompute,
     target_names,
     trainer_arguments,
@@ -91,7 +93,7 @@ _KEYS: dict[str, Key] = {
     "activation_offloading": blocks("memory", "foretune moves no activations to the host."),
     "router_aux_loss_coef": blocks("result", "foretune takes the model's own coefficient."),
     # -- around it
-    "config": ignored("The file itself."),
+    "config": blocks("both", "What that file holds is not read: import it, and decide the rest with --set."),
     "env.PYTORCH_CUDA_ALLOC_CONF": blocks("memory", "The allocator is priced with its defaults."),
     "env.PYTORCH_ALLOC_CONF": blocks("memory", "The allocator is priced with its defaults."),
     "env.*": ignored("The environment of the process."),
@@ -165,7 +167,7 @@ def _lora(reading: Reading, *, is_quantized: bool) -> None:
     if not reading["use_peft"]:
         reading.leave("Without use_peft every weight is trained.", *names)
         return
-    reading.leave("Adapters are trained.", "use_peft")
+    reading.mean("Adapters are trained.", "use_peft")
     reading.set("lora.rank", reading["lora_r"], "lora_r")
     reading.set("lora.alpha", float(reading["lora_alpha"]), "lora_alpha")
     reading.set("lora.dropout", float(reading["lora_dropout"]), "lora_dropout")
@@ -191,11 +193,13 @@ def _precision(reading: Reading, *, is_quantized: bool) -> None:
     held = _DTYPES.get(reading[key].removeprefix("torch."))
     is_fp16 = bool(reading["fp16"])
     is_bf16 = not is_fp16 if reading["bf16"] is None else bool(reading["bf16"])
+    computed: Dtype | None = "bf16" if is_bf16 else "fp16" if is_fp16 else None
     if held is None:
+        autocast(reading, computed)
         message = f"{key} is {reading[key]}: the format is that of the checkpoint, which the file does not say."
         reading.decide("precision.dtype", message, "bf16", key, "bf16", "fp16", changes="both")
         return
-    hold(reading, held, "bf16" if is_bf16 else "fp16" if is_fp16 else None, key, "bf16", "fp16")
+    hold(reading, held, computed, key, "bf16", "fp16")
 
 
 def _rows(reading: Reading) -> None:
@@ -242,7 +246,7 @@ def _packing(reading: Reading) -> None:
         reading.price("batch.packing", False)  # no mask keeps them apart
     else:
         reading.set("batch.packing", True, "packing", "packing_strategy")
-        reading.price("batch.packing", False)  # a full row without padding is one long row to flash-attn
+        packed_as_full_rows(reading)
 
 
 def _data(reading: Reading) -> None:
