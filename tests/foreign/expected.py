@@ -199,6 +199,7 @@ EXPECTED: dict[str, Expected] = {
             "launcher.config_file", "launcher.num_processes", "activation_offloading", "eos_token", "batch.packing",
             "data.supervision", "data.train",
         }),
+        {"name": "trainer", "is_nearest": True, "loss_kernel": "none"},
     ),
     "trl/unknown.yaml": Expected(
         {"precision.dtype": "fp16", "optimizer.weight_decay": 0.1, "optimizer.implementation": "foreach"},

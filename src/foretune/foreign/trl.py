@@ -18,6 +18,7 @@ from foretune.foreign.meanings import (
 from foretune.foreign.reading import Reading
 from foretune.foreign.rules import Key, Tool, blocks, ignored, maps, part
 from foretune.foreign.trainer import TRAINING_ARGUMENTS
+from foretune.memory import TRAINER
 from foretune.memory import TRL as TRL_STACK
 
 __all__ = ["TRL"]
@@ -130,7 +131,22 @@ def _meaning(reading: Reading) -> None:
         liger(reading, "use_liger_kernel", covers="use_liger_kernel exchanges norms, rotary and MLP too.")
     if reading["loss_type"] not in ("nll", "chunked_nll"):
         reading.block("loss_type", "result", "foretune's loss is the cross-entropy.")
+    _older(reading)
     reading.notes.append(accumulate(reading))
+
+
+def _older(reading: Reading) -> None:
+    """Price a file of an older release on the Trainer: its loss had whole logits, not tiles."""
+    older = [key for key in ("max_seq_length", "torch_dtype", "dataset_batch_size") if reading.has(key)]
+    if not older:
+        return
+    changes = {"name": TRAINER.name, "is_nearest": True, "casts_adapters": False, "loads_onto_device": False}
+    kernel = {} if reading.stack.loss_kernel == "liger" else {"loss_kernel": "none"}
+    reading.stack = reading.stack.with_(kbit_upcast="all", **changes, **kernel)
+    reading.stack_notes = [
+        f"{older[0]} is a key of TRL before 1.0: the Trainer's profile, whose loss has whole logits, is nearest.",
+        "The file's release is not told; with TRL 1.16 it needs less (--stack trl).",
+    ]
 
 
 def _model(reading: Reading) -> None:
@@ -286,6 +302,9 @@ TRL = Tool(
     keys=_KEYS,
     meaning=_meaning,
     stack=TRL_STACK,
-    stack_notes=("The profile is of TRL 1.16 on Transformers 5.24 and PEFT 0.21; older releases allocate otherwise.",),
+    stack_notes=(
+        "The profile is of TRL 1.16 on Transformers 5.24 and PEFT 0.21.",
+        "Releases whose loss has whole logits need more (--stack trainer).",
+    ),
 )
 """SFTTrainer by `trl sft`."""
