@@ -5,6 +5,7 @@ from docs_table import markdown_table
 from foretune.foreign import TOOLS
 from foretune.foreign.convert import shown
 from foretune.foreign.rules import Key, Tool
+from foretune.foreign.trainer import LAUNCH, TRAINING_ARGUMENTS
 
 __all__ = ["import_page"]
 
@@ -33,41 +34,46 @@ CHANGES = {"result": "what is trained", "memory": "the memory", "both": "both"}
 
 
 def import_page() -> str:
-    """Write the tables of every tool."""
-    return HEAD + "".join(map(_tool, TOOLS.values()))
+    """Write the tables of every tool, and once what two of them share."""
+    shared = {**TRAINING_ARGUMENTS, **LAUNCH}
+    text = "What TRL and LLaMA-Factory have in common, as of Transformers 5.24; older names stand beside newer."
+    parts = [HEAD, *map(_tool, TOOLS.values())]
+    parts.append(f"\n## Transformers' TrainingArguments\n\n{text}\n{_tables(list(shared.items()))}")
+    return "".join(parts)
 
 
 def _tool(tool: Tool) -> str:
-    rows = list(tool.keys.items())
+    shared = {**TRAINING_ARGUMENTS, **LAUNCH}
+    rows = [(key, row) for key, row in tool.keys.items() if shared.get(key) is not row]
+    more = f" {len(tool.keys) - len(rows)} more are TrainingArguments." if len(rows) < len(tool.keys) else ""
+    head = f"Keys and defaults of {tool.title} {tool.version}.{more} Priced on {tool.stack.description}."
+    notes = "".join(f"- {note}\n" for note in tool.stack_notes)
+    return f"\n## {tool.title}\n\n{head}\n\n{notes}{_tables(rows)}"
+
+
+def _tables(rows: list[tuple[str, Key]]) -> str:
     mapped = [
-        (f"`{key}`", READS[row.reads], _fields(row), _default(key, row), row.about)
-        for key, row in rows
-        if row.kind in ("maps", "part")
+        (keys, READS[row.reads], ", ".join(f"`{field}`" for field in row.fields), _default(keys, row), row.about)
+        for keys, row in _grouped(rows, "maps", "part")
     ]
     blocked = [(keys, CHANGES[row.changes], row.about) for keys, row in _grouped(rows, "blocks")]
     ignored = [(keys, row.about) for keys, row in _grouped(rows, "ignored")]
-    notes = "".join(f"- {note}\n" for note in tool.stack_notes)
-    head = f"Keys and defaults of {tool.title} {tool.version}. Priced on {tool.stack.description}."
     return (
-        f"\n## {tool.title}\n\n{head}\n\n{notes}"
         f"\n### What maps\n\n{markdown_table(('key', 'is', 'becomes', 'default there', 'remark'), mapped)}"
         f"\n### Refused unless you decide\n\n{markdown_table(('keys', 'changes', 'because'), blocked)}"
         f"\n### Without effect\n\n{markdown_table(('keys', 'about'), ignored)}"
     )
 
 
-def _fields(row: Key) -> str:
-    return ", ".join(f"`{field}`" for field in row.fields)
+def _default(keys: str, row: Key) -> str:
+    return "" if row.default is None else f"`{shown(keys, row.default)}`"
 
 
-def _default(key: str, row: Key) -> str:
-    return "" if row.default is None else f"`{shown(key, row.default)}`"
-
-
-def _grouped(rows: list[tuple[str, Key]], kind: str) -> list[tuple[str, Key]]:
+def _grouped(rows: list[tuple[str, Key]], *kinds: str) -> list[tuple[str, Key]]:
     """Join the keys of which the same is said."""
     groups: dict[Key, list[str]] = {}
     for key, row in rows:
-        if row.kind == kind:
-            groups.setdefault(row._replace(off=(), default=None), []).append(f"`{key}`")
+        if row.kind in kinds:
+            same = row if row.kind in ("maps", "part") else row._replace(off=(), default=None)
+            groups.setdefault(same, []).append(f"`{key}`")
     return [(", ".join(keys), row) for row, keys in groups.items()]

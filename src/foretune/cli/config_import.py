@@ -97,7 +97,10 @@ def _draw(imported: "ImportedConfig", terminal: Terminal) -> Iterator[str]:
     yield from _section("To decide", terminal, is_empty=not imported.decisions)
     for decision in imported.decisions:
         yield from _decision(decision, terminal)
+    number = len(imported.decisions)
+    is_complete = "Nothing is open: --output FILE writes it."
     yield ""
+    yield is_complete if number == 0 else f"{number} to decide before --output FILE writes it."
     for note in imported.notes:
         yield from wrapped(note, terminal)
     yield from draw_priced(imported, imported.stack, terminal, is_full=False)

@@ -5,7 +5,11 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from foretune.contract import LoadedConfig, Origin, Override, build_config, parse_override
+from foretune.contract.document import plain_node
 from foretune.contract.elsewhere import Recognised, rank_tools, recognise
+from foretune.contract.fields import Leaf, check_leaf, field_tree, find_field
+from foretune.contract.hints import key_hint, nearest
+from foretune.contract.scalars import echo
 from foretune.errors import ConfigError, Problem, UnsupportedError
 from foretune.foreign.axolotl import AXOLOTL
 from foretune.foreign.canifinetune import CANIFINETUNE, is_before_04
@@ -39,6 +43,7 @@ def import_config(
     chosen, marks = _choose(found, tool)
     _refuse_old(chosen, found)
     settings = [parse_override(one) if isinstance(one, str) else one for one in overrides]
+    _refuse_no_settings(settings)
     given = list(flatten(found.keys, chosen.keys))
     _refuse_absent(without, [key for key, _, _ in given])
     reading = Reading(
@@ -115,9 +120,24 @@ def _refuse_old(tool: Tool, found: ForeignFile) -> None:
         raise ConfigError(message, hint="Make it again with canifinetune 0.4, then import that.", place=found.name)
 
 
-def _refuse_absent(without: Iterable[str], keys: Sequence[str]) -> None:
-    from foretune.contract.hints import nearest
+def _refuse_no_settings(settings: Iterable[Override]) -> None:
+    """Refuse what the user sets where it is no setting, or not a value of it; nothing else would check it yet."""
+    problems: list[Problem] = []
+    for one in settings:
+        part = find_field(one.key)
+        if part is None:
+            message = f"{echo(one.key)[1:-1]} is no setting."
+            problems.append(Problem(message, key_hint(field_tree(), one.key), one.place, one.key))
+        elif isinstance(part, Leaf):
+            try:
+                check_leaf(part, plain_node(one.value, one.place))
+            except ConfigError as error:
+                problems += error.problems
+    if problems:
+        raise ConfigError.of(problems)
 
+
+def _refuse_absent(without: Iterable[str], keys: Sequence[str]) -> None:
     problems = []
     for key in without:
         if key not in keys:

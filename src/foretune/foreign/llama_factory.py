@@ -17,7 +17,7 @@ from foretune.foreign.meanings import (
 )
 from foretune.foreign.reading import Reading
 from foretune.foreign.rules import Key, Tool, blocks, ignored, maps, part
-from foretune.foreign.trainer import TRAINING_ARGUMENTS
+from foretune.foreign.trainer import LAUNCH, TRAINING_ARGUMENTS
 from foretune.memory import TRAINER
 
 __all__ = ["LLAMA_FACTORY"]
@@ -33,6 +33,7 @@ _READING = "How rows are read, not which."
 
 _KEYS: dict[str, Key] = {
     **TRAINING_ARGUMENTS,
+    **LAUNCH,
     "stage": blocks("both", "foretune trains on labelled tokens (sft).", off=("sft",)),
     # -- the model
     "model_name_or_path": maps("model.id", "text"),

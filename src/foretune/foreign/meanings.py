@@ -241,8 +241,21 @@ def trainer_arguments(reading: Reading, *, has_evaluation: bool) -> None:
     )
     checkpoints(reading, reading["save_strategy"], reading["save_steps"], "save_steps", "save_strategy")
     _sampling(reading)
+    _evaluated_rows(reading, has_evaluation=has_evaluation)
+    cards = str(reading["env.CUDA_VISIBLE_DEVICES"] or "")
+    if "," in cards:
+        reading.block("env.CUDA_VISIBLE_DEVICES", "both", "One device does the work here.")
+    reading.leave("Which card is taken.", "env.CUDA_VISIBLE_DEVICES")
     if reading["use_cpu"] or reading["no_cuda"]:
         reading.set("device", "cpu", "use_cpu", "no_cuda")
+
+
+def _evaluated_rows(reading: Reading, *, has_evaluation: bool) -> None:
+    """Say where an evaluation has more rows at once than training: it may make the peak, and is not priced."""
+    rows, micro = reading["per_device_eval_batch_size"], reading.settings.get("batch.micro_batch_size")
+    if has_evaluation and micro is not None and isinstance(micro.value, int) and rows > micro.value:
+        reading.stack_notes.append(f"Its evaluation has {rows} rows at once, which is not priced.")
+    reading.leave("foretune evaluates in micro batches.", "per_device_eval_batch_size")
 
 
 def _sampling(reading: Reading) -> None:

@@ -119,7 +119,8 @@ class Reading:
                 self._convert(key, rule, account)
         for key, rule in self._rows():
             if rule.kind == "maps":
-                self.set(rule.fields[0], self[key], key, note=rule.about or None)
+                note = rule.about if rule.about and self[key] else None
+                self.set(rule.fields[0], self[key], key, note=note)
 
     def _convert(self, key: str, rule: Key, account: _Account) -> None:
         try:

@@ -5,7 +5,7 @@ Read off transformers/training_args.py.
 
 from foretune.foreign.rules import Key, blocks, ignored, maps, part
 
-__all__ = ["TRAINING_ARGUMENTS"]
+__all__ = ["LAUNCH", "TRAINING_ARGUMENTS"]
 
 _LOGGING = "Logging."
 _NAMES = "Where it is kept, not what is trained."
@@ -88,7 +88,7 @@ TRAINING_ARGUMENTS: dict[str, Key] = {
     "do_train": ignored("A run trains."),
     "do_eval": ignored("foretune evaluates where it has rows for it."),
     "do_predict": ignored("Not a part of training."),
-    "per_device_eval_batch_size": ignored("foretune evaluates in micro batches."),
+    "per_device_eval_batch_size": part("count", about="foretune evaluates in micro batches.", default=8),
     "average_tokens_across_devices": ignored(_ONE),
     "full_determinism": ignored("foretune's runs repeat on one machine."),
     "remove_unused_columns": ignored(_READING),
@@ -140,3 +140,21 @@ TRAINING_ARGUMENTS: dict[str, Key] = {
     ),
 }  # fmt: skip
 """What a key means, for every tool whose arguments are these."""
+
+LAUNCH: dict[str, Key] = {
+    "env.PYTORCH_CUDA_ALLOC_CONF": blocks("memory", "The allocator is priced with its defaults."),
+    "env.PYTORCH_ALLOC_CONF": blocks("memory", "The allocator is priced with its defaults."),
+    "env.CUDA_VISIBLE_DEVICES": part("text", about="Several cards are several processes."),
+    "env.*": ignored("The environment of the process."),
+    "launcher.num_processes": blocks("both", "One device does the work here.", off=("1", 1)),
+    "launcher.nproc_per_node": blocks("both", "One device does the work here.", off=("1", 1)),
+    "launcher.num_machines": blocks("both", "One device does the work here.", off=("1", 1)),
+    "launcher.config_file": blocks("both", "What it holds cannot be seen from here; foretune takes one process."),
+    "launcher.use_deepspeed": blocks("both", "One device does the work here."),
+    "launcher.use_fsdp": blocks("both", "One device does the work here."),
+    "launcher.multi_gpu": blocks("both", "One device does the work here."),
+    "launcher.mixed_precision": ignored("The arguments of the script decide."),
+    "launcher.main_process_port": ignored("How processes meet."),
+    "launcher.gpu_ids": ignored("Which card is taken."),
+}
+"""What stands around the arguments in a command: the environment, and the flags of what launches it."""

@@ -17,7 +17,7 @@ from foretune.foreign.meanings import (
 )
 from foretune.foreign.reading import Reading
 from foretune.foreign.rules import Key, Tool, blocks, ignored, maps, part
-from foretune.foreign.trainer import TRAINING_ARGUMENTS
+from foretune.foreign.trainer import LAUNCH, TRAINING_ARGUMENTS
 from foretune.memory import TRAINER
 from foretune.memory import TRL as TRL_STACK
 
@@ -95,19 +95,7 @@ _KEYS: dict[str, Key] = {
     "router_aux_loss_coef": blocks("result", "foretune takes the model's own coefficient."),
     # -- around it
     "config": blocks("both", "What that file holds is not read: import it, and decide the rest with --set."),
-    "env.PYTORCH_CUDA_ALLOC_CONF": blocks("memory", "The allocator is priced with its defaults."),
-    "env.PYTORCH_ALLOC_CONF": blocks("memory", "The allocator is priced with its defaults."),
-    "env.*": ignored("The environment of the process."),
-    "launcher.num_processes": blocks("both", "One device does the work here.", off=("1", 1)),
-    "launcher.nproc_per_node": blocks("both", "One device does the work here.", off=("1", 1)),
-    "launcher.num_machines": blocks("both", "One device does the work here.", off=("1", 1)),
-    "launcher.config_file": blocks("both", "What it holds cannot be seen from here; foretune takes one process."),
-    "launcher.use_deepspeed": blocks("both", "One device does the work here."),
-    "launcher.use_fsdp": blocks("both", "One device does the work here."),
-    "launcher.multi_gpu": blocks("both", "One device does the work here."),
-    "launcher.mixed_precision": ignored("The arguments of the script decide."),
-    "launcher.main_process_port": ignored("How processes meet."),
-    "launcher.gpu_ids": ignored("Which card is taken."),
+    **LAUNCH,
 }
 _DTYPES: dict[str, Dtype] = {
     "bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "float32": "fp32", "fp32": "fp32",
