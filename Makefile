@@ -19,7 +19,7 @@ full: lint .venv/.smollm2  ## the same with the full counts and a real small mod
 
 trl: .venv/.dev  ## the trace of SFTTrainer against TRL itself, which is fetched
 	$(PIP) trl==1.16.0
-	$(BIN)/pytest -q -m trl tests/runtime/test_trl_truth.py
+	$(BIN)/pytest -q -m trl tests/runtime/test_trl_truth.py tests/foreign/test_trl_truth.py
 
 lint: .venv/.dev
 	$(BIN)/ruff check --quiet

@@ -220,6 +220,12 @@ class Reading:
             if key in self.values:
                 self.accounts[key].become("mapped", what)
 
+    def remark(self, note: str, *keys: str) -> None:
+        """Say something of keys, whatever becomes of them."""
+        for key in keys:
+            if key in self.values and note not in self.accounts[key].notes:
+                self.accounts[key].notes.append(note)
+
     def leave(self, note: str, *keys: str) -> None:
         """Say that keys change nothing here."""
         for key in keys:

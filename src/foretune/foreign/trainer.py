@@ -5,7 +5,13 @@ Read off transformers/training_args.py.
 
 from foretune.foreign.rules import Key, blocks, ignored, maps, part
 
-__all__ = ["LAUNCH", "TRAINING_ARGUMENTS"]
+__all__ = ["LAUNCH", "OLDER_ARGUMENTS", "TRAINING_ARGUMENTS"]
+
+OLDER_ARGUMENTS = (
+    "adafactor", "dispatch_batches", "evaluation_strategy", "group_by_length", "no_cuda", "split_batches", "tp_size",
+    "warmup_ratio",
+)  # fmt: skip
+"""Keys of earlier releases that 5.24 has no more, and that mean something."""
 
 _LOGGING = "Logging."
 _NAMES = "Where it is kept, not what is trained."

@@ -17,7 +17,7 @@ from foretune.foreign.meanings import (
 )
 from foretune.foreign.reading import Reading
 from foretune.foreign.rules import Key, Tool, blocks, ignored, maps, part
-from foretune.foreign.trainer import LAUNCH, TRAINING_ARGUMENTS
+from foretune.foreign.trainer import LAUNCH, OLDER_ARGUMENTS, TRAINING_ARGUMENTS
 from foretune.memory import TRAINER
 from foretune.memory import TRL as TRL_STACK
 
@@ -120,6 +120,7 @@ def _meaning(reading: Reading) -> None:
     if reading["loss_type"] not in ("nll", "chunked_nll"):
         reading.block("loss_type", "result", "foretune's loss is the cross-entropy.")
     _older(reading)
+    reading.remark("On Transformers 5.24, which has no such key, `trl sft` leaves it out unsaid.", *OLDER_ARGUMENTS)
     reading.notes.append(accumulate(reading))
 
 
