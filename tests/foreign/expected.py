@@ -147,6 +147,14 @@ EXPECTED: dict[str, Expected] = {
         frozenset({"precision.dtype", "data.supervision", "data.train"}),
         {"name": "trl", "is_nearest": False, "loss_kernel": "trl"},
     ),
+    "trl/dumped_arguments.json": Expected(
+        {
+            "precision.dtype": "bf16", "attention": "sdpa", "schedule.epochs": 1.0, "schedule.shape": "cosine",
+            "data.supervision": "all_tokens",
+        },
+        {},
+        frozenset({"model.id", "schedule.warmup_updates", "data.train"}),
+    ),
     "trl/lora.yaml": Expected(
         {
             "precision.dtype": "bf16", "lora.targets": "all-linear", "batch.sequence_length": 2048,

@@ -33,7 +33,7 @@ def decided(file: Path) -> ImportedConfig:
     """Import a file with everything decided that it leaves open."""
     values = {
         "batch.sequence_length": "512", "data.train": "rows.jsonl", "evaluation.data": "other.jsonl",
-        "schedule.warmup_updates": "0", "lora.modules_to_save": "[]", "evaluation.split": "0.1",
+        "schedule.warmup_updates": "0", "lora.modules_to_save": "[]", "evaluation.split": "0.1", "model.id": "gpt2",
     }  # fmt: skip
     first = import_config(file)
     overrides = [
@@ -138,6 +138,25 @@ def test_key_left_out_counts_as_not_given() -> None:
     assert [entry.key for entry in imported.of("decided")] == ["max_samples"]
     with pytest.raises(ConfigError, match="no key 'max_sample'"):
         import_config(CONFIGS / "llama_factory/freeze.yaml", without=["max_sample"])
+
+
+def test_mapping_is_left_out_as_a_whole() -> None:
+    imported = import_config(CONFIGS / "axolotl/deepspeed.yml", without=["special_tokens", "datasets"])
+    assert {entry.key for entry in imported.of("decided")} == {
+        "special_tokens.eos_token", "special_tokens.pad_token", "datasets[0].path", "datasets[0].type",
+        "datasets[1].path", "datasets[1].type",
+    }  # fmt: skip
+    assert "data.train" in open_points(imported)
+
+
+def test_cut_cross_entropy_is_on_with_its_plugin(tmp_path: Path) -> None:
+    text = "base_model: gpt2\nsequence_len: 64\nmicro_batch_size: 1\nbf16: true\nlearning_rate: 1e-4\nplugins: [{}]\n{}"
+    name = "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"
+    losses = [
+        {one.field: one.value for one in import_config(write(tmp_path, text.format(name, more))).settings}.get("loss")
+        for more in ("", "cut_cross_entropy: false\n")
+    ]
+    assert losses == ["chunked", None]
 
 
 def test_unknown_key_is_refused_with_the_nearest() -> None:

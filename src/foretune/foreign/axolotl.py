@@ -38,7 +38,9 @@ _FLAGS = {
     "sage_attention": "sage",
 }
 """Older switches with the implementation that each stands for."""
-_PLUGINS = ("axolotl.integrations.liger.LigerPlugin", "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin")
+_CUT = "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"
+"""On as soon as it is named, unless cut_cross_entropy is false."""
+_PLUGINS = ("axolotl.integrations.liger.LigerPlugin", _CUT)
 _PLAIN_ROWS: dict[str, tuple[object, ...]] = {
     "ds_type": ("json",),
     "type": ("chat_template",),
@@ -213,9 +215,10 @@ def _loss(reading: Reading) -> None:
         reading.leave("Each is asked for by keys of its own.", "plugins")
     if reading["liger_fused_linear_cross_entropy"]:
         liger(reading, "liger_fused_linear_cross_entropy", covers="other kernels of Liger have keys of their own.")
-    if reading["cut_cross_entropy"]:
+    is_cut = _CUT in plugins if reading["cut_cross_entropy"] is None else reading["cut_cross_entropy"]
+    if is_cut:
         note = "The same loss without whole logits, by another program."
-        reading.set("loss", "chunked", "cut_cross_entropy", note=note)
+        reading.set("loss", "chunked", "cut_cross_entropy", "plugins", note=note)
         reading.stack = FORETUNE.with_(is_nearest=True)
         reading.stack_notes.append(
             "No profile has its cut cross-entropy: foretune's own, whose loss is in chunks, is nearest."

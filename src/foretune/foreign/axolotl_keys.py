@@ -157,7 +157,9 @@ AXOLOTL_KEYS: dict[str, Key] = {
                     blocks("both", "foretune trains all weights or adapters, from the first update to the last.")),
     **dict.fromkeys(
         ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel", "flash_attn_cross_entropy",
-         "flash_attn_fuse_mlp", "flash_attn_rms_norm", "fused_attn_kernel", "chunked_cross_entropy", "tiled_mlp",
+         "flash_attn_fuse_mlp", "flash_attn_fuse_qkv", "flash_attn_rms_norm",
+         "unsloth_cross_entropy_loss", "unsloth_lora_mlp", "unsloth_lora_o", "unsloth_lora_qkv", "unsloth_rms_norm",
+         "unsloth_rope", "fused_attn_kernel", "chunked_cross_entropy", "tiled_mlp",
          "liger_rope", "liger_rms_norm", "liger_rms_norm_gated", "liger_layer_norm", "liger_swiglu",
          "liger_glu_activation", "liger_cross_entropy", "use_kernels", "flash_optimum", "sdpa_varlen",
          "experts_implementation", "large_head_attention", "flash_attn_d512", "gemma4_hybrid_attn_impl",
@@ -241,9 +243,10 @@ AXOLOTL_KEYS: dict[str, Key] = {
          "mean_resizing_embeddings", "processor_kwargs", "type_of_model", "cls_model_config"),
         ignored("How the model is loaded; foretune loads what its config names."),
     ),
+    "base_model_config": blocks("both", "foretune takes the config of the model itself."),
     **dict.fromkeys(
-        ("base_model_config", "tokenizer_config", "tokenizer_use_mistral_common"),
-        blocks("both", "foretune takes config and tokenizer of the model itself."),
+        ("tokenizer_config", "tokenizer_use_mistral_common"),
+        blocks("result", "foretune takes the tokenizer of the model itself."),
     ),
     **dict.fromkeys(
         ("dataset_prepared_path", "dataset_processes", "dataset_num_proc", "dataset_keep_in_memory",

@@ -15,7 +15,7 @@ from foretune.foreign.axolotl import AXOLOTL
 from foretune.foreign.canifinetune import CANIFINETUNE, is_before_04
 from foretune.foreign.llama_factory import LLAMA_FACTORY
 from foretune.foreign.reader import ForeignFile, flatten, read_foreign
-from foretune.foreign.reading import Reading
+from foretune.foreign.reading import Reading, is_within
 from foretune.foreign.rules import Tool
 from foretune.foreign.trl import TRL
 from foretune.foreign.values import Decision, ImportedConfig, Setting
@@ -140,7 +140,7 @@ def _refuse_no_settings(settings: Iterable[Override]) -> None:
 def _refuse_absent(without: Iterable[str], keys: Sequence[str]) -> None:
     problems = []
     for key in without:
-        if key not in keys:
+        if not any(is_within(one, [key]) for one in keys):
             near = nearest(key, tuple(keys))
             hint = f"Did you mean {near}?" if near else "Name a key of the file."
             problems.append(Problem(f"The file has no key {key!r}.", hint, "--without"))

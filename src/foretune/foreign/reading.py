@@ -10,7 +10,7 @@ from foretune.foreign.reader import Given
 from foretune.foreign.rules import Key, Tool
 from foretune.foreign.values import Changes, Decision, Entry, Fate, Setting
 
-__all__ = ["Reading"]
+__all__ = ["Reading", "is_within"]
 
 _RANK: dict[Fate, int] = {"no effect": 0, "mapped": 1, "decided": 2, "to decide": 3, "refused": 4, "unknown": 5}
 
@@ -32,6 +32,11 @@ _EXAMPLES = {
     "schedule.shape": "cosine",
 }
 """A value to show for each field by which a key without counterpart may be decided."""
+
+
+def is_within(key: str, names: Collection[str]) -> bool:
+    """Whether a key is one of these, or stands inside one of them."""
+    return any(key == name or key.startswith((f"{name}.", f"{name}[")) for name in names)
 
 
 _EXCLUDES = {
@@ -109,7 +114,7 @@ class Reading:
         """Convert every value as the tool would, and settle the keys that need no other key."""
         for key, account in self.accounts.items():
             rule = self.rules[key]
-            if key in self._left_out:
+            if is_within(key, self._left_out):
                 account.become("decided", f"Left out (--without {key}).", "both")
             elif rule is None:
                 continue
@@ -168,7 +173,7 @@ class Reading:
 
     def matching(self, start: str) -> tuple[str, ...]:
         """Return the keys of the file that begin so."""
-        return tuple(key for key in self.accounts if key.startswith(start) and key not in self._left_out)
+        return tuple(key for key in self.accounts if key.startswith(start) and not is_within(key, self._left_out))
 
     # -- what becomes of them
     def set(self, field: str, value: Any, *keys: str, note: str | None = None) -> None:

@@ -89,7 +89,7 @@ _KEYS: dict[str, Key] = {
     "eval_packing": ignored("About evaluation alone."),
     "pad_to_multiple_of": ignored("A few tokens of padding.", default="auto"),
     "chat_template_path": blocks("result", "foretune renders with the tokenizer's own template."),
-    "eos_token": blocks("result", "foretune ends rows as the tokenizer and its template do."),
+    "eos_token": blocks("result", "foretune ends rows as the tokenizer and its template do.", off=("<EOS_TOKEN>",)),
     "pad_token": ignored("Padding carries no loss."),
     "activation_offloading": blocks("memory", "foretune moves no activations to the host."),
     "router_aux_loss_coef": blocks("result", "foretune takes the model's own coefficient."),
