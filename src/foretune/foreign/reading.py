@@ -78,6 +78,11 @@ class _Account:
         )
 
 
+def _is_off(value: Any, rule: Key) -> bool:
+    """Whether a key that would be refused does nothing with this value. (False is not 0.)"""
+    return value in (None, "", [], {}) or any(type(value) is type(off) and value == off for off in rule.off)
+
+
 class Reading:
     """Collects what the keys of one file mean. A tool's `meaning` is given it.
 
@@ -138,11 +143,7 @@ class Reading:
         if rule.kind == "ignored":
             account.become("no effect", rule.about)
         elif rule.kind == "blocks":
-            if (
-                value is None
-                or value in ("", [], {})
-                or any(type(value) is type(off) and value == off for off in rule.off)
-            ):
+            if _is_off(value, rule):
                 account.become("no effect", "Off.")
             else:
                 self.block(key, rule.changes, rule.about, field=rule.fields[0] if rule.fields else None)
