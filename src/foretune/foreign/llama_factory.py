@@ -252,7 +252,7 @@ def _precision(reading: Reading, *, is_full: bool) -> None:
     """Weights are loaded in the format of the computation; what is trained is made fp32 then, unless pure_bf16."""
     keys = ("bf16", "fp16", "pure_bf16")
     if reading["pure_bf16"]:
-        hold(reading, "bf16", None, "pure_bf16", "bf16", "fp16")
+        hold(reading, "bf16", "bf16" if reading["bf16"] else None, "pure_bf16", "bf16", "fp16")
     elif reading["bf16"] or reading["fp16"]:
         computed: Dtype = "bf16" if reading["bf16"] else "fp16"
         hold(reading, "fp32" if is_full else computed, computed, *keys)
@@ -328,9 +328,16 @@ LLAMA_FACTORY = Tool(
     version="0.9.5",
     keys=_KEYS,
     meaning=_meaning,
-    stack=TRAINER.with_(is_nearest=True, kbit_upcast="none"),
+    stack=TRAINER.with_(
+        transformers="5.6",
+        peft="0.18",
+        is_nearest=True,
+        kbit_upcast="none",
+        empties_cache=False,
+        rotary_by_product=True,
+    ),
     stack_notes=(
-        "LLaMA-Factory runs Transformers' Trainer (up to 5.6 with PEFT 0.18); the profile is of 5.24 and 0.21.",
+        "LLaMA-Factory runs Transformers' Trainer, up to 5.6 with PEFT 0.18.",
         "It upcasts what is trained to fp32 and leaves a quantized base as it is (no k-bit preparation).",
     ),
 )
