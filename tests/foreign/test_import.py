@@ -140,6 +140,20 @@ def test_key_left_out_counts_as_not_given() -> None:
         import_config(CONFIGS / "llama_factory/freeze.yaml", without=["max_sample"])
 
 
+def test_base_that_is_published_quantized_is_refused_by_its_key(tmp_path: Path) -> None:
+    text = "base_model: {}\nsequence_len: 64\nmicro_batch_size: 1\nbf16: true\nlearning_rate: 1e-4\n"
+    found = {
+        name: [one.keys for one in import_config(write(tmp_path, text.format(name))).open_for_estimate]
+        for name in ("TheBloke/Llama-2-7B-GPTQ", "unsloth/llama-3-8b-bnb-4bit", "some/Model-AWQ", "Qwen/Qwen2.5-7B")
+    }
+    assert list(found.values()) == [[("base_model",)], [("base_model",)], [("base_model",)], []]
+
+
+def test_learning_rate_that_axolotl_asks_for_is_asked_for(tmp_path: Path) -> None:
+    file = write(tmp_path, "base_model: gpt2\nsequence_len: 64\nmicro_batch_size: 1\nbf16: true\n")
+    assert "optimizer.learning_rate" in open_points(import_config(file))
+
+
 def test_mapping_is_left_out_as_a_whole() -> None:
     imported = import_config(CONFIGS / "axolotl/deepspeed.yml", without=["special_tokens", "datasets"])
     assert {entry.key for entry in imported.of("decided")} == {

@@ -54,6 +54,7 @@ _PLAIN_ROWS: dict[str, tuple[object, ...]] = {
     "train_on_eos": ("turn",),
 }
 """Keys of a dataset that say what foretune does as well."""
+_OUTSIDE = frozenset({"embed_tokens", "embed_in", "embed_out", "lm_head", "wte", "word_embeddings"})
 _LORA = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_target_linear", "lora_modules_to_save",
          "peft_use_dora", "peft_use_rslora")  # fmt: skip
 
@@ -80,6 +81,8 @@ def _meaning(reading: Reading) -> None:
 
 
 def _model(reading: Reading) -> None:
+    if not reading.has("learning_rate"):
+        reading.decide("optimizer.learning_rate", "No learning rate is given, which axolotl asks for.", "2e-4")
     revision = reading["model_revision"] or reading["revision_of_model"]
     if revision is not None:
         reading.set("model.revision", revision, "model_revision", "revision_of_model")
@@ -137,6 +140,9 @@ def _lora(reading: Reading) -> None:
             reading.set(field, reading[key] if key == "lora_r" else float(reading[key]), key)
     reading.set("lora.dropout", float(reading["lora_dropout"]), "lora_dropout")
     names = reading["lora_target_modules"]
+    if reading["lora_target_linear"] and set(names or ()) & _OUTSIDE:
+        why = "Beside all linear layers it names embeddings or the head, which foretune trains whole."
+        reading.block("lora_target_modules", "both", why, field="lora.targets")
     if reading["lora_target_linear"]:
         reading.set("lora.targets", "all-linear", "lora_target_linear")
         reading.leave("lora_target_linear takes all linear layers.", "lora_target_modules")

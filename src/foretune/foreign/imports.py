@@ -14,6 +14,7 @@ from foretune.errors import ConfigError, Problem, UnsupportedError
 from foretune.foreign.axolotl import AXOLOTL
 from foretune.foreign.canifinetune import CANIFINETUNE, is_before_04
 from foretune.foreign.llama_factory import LLAMA_FACTORY
+from foretune.foreign.meanings import base_model
 from foretune.foreign.reader import ForeignFile, flatten, read_foreign
 from foretune.foreign.reading import Reading, is_within
 from foretune.foreign.rules import Tool
@@ -54,8 +55,7 @@ def import_config(
         left_out=frozenset(without),
     )
     reading.read()
-    if "model.id" not in reading.settings:
-        reading.decide("model.id", "The file names no model.", "ID", changes="both")
+    base_model(reading)
     chosen.meaning(reading)
     for key, row in reading.rules.items():
         if row is None:

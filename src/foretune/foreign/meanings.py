@@ -1,6 +1,7 @@
 """Meanings that several tools share: optimizer, schedule, precision, attention, checkpoints, evaluation."""
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Literal
 
@@ -12,6 +13,7 @@ __all__ = [
     "accumulate",
     "attention",
     "autocast",
+    "base_model",
     "checkpoints",
     "evaluation",
     "hold",
@@ -30,6 +32,7 @@ __all__ = [
 
 Dtype = Literal["bf16", "fp16", "fp32"]
 
+_QUANTIZED_NAME = r"(?i)[-_.](gptq|awq|aqlm|hqq|gguf|exl2|bnb|fp8|[348]bit|int[48])([-_.]|$)"
 OPTIMIZERS: Mapping[str, tuple[str, str | None]] = {
     "adamw": ("adamw", "foreach"),
     "adamw_torch": ("adamw", "foreach"),
@@ -49,6 +52,17 @@ ATTENTIONS: Mapping[str, str] = {
     "kernels-community/flash-attn2": "flash_attention_2",
 }
 """Transformers' names with ours."""
+
+
+def base_model(reading: Reading) -> None:
+    """Ask for a model where none is named, or where its name says that it is published quantized alone."""
+    named = reading.settings.get("model.id")
+    if named is None:
+        reading.decide("model.id", "The file names no model.", "ID", changes="both")
+    elif re.search(_QUANTIZED_NAME, str(named.value)):
+        key = next(key for key, row in reading.rules.items() if row is not None and row.fields == ("model.id",))
+        why = "Its name says that it is published quantized; foretune quantizes a base itself."
+        reading.block(key, "both", why, field="model.id")
 
 
 def optimizer(reading: Reading, key: str) -> None:

@@ -22,6 +22,7 @@ _EXAMPLES = {
     "data.truncation": "right",
     "gradient_checkpointing": "true",
     "lora": "{}",
+    "model.id": "ID",
     "lora.targets": "[q_proj,v_proj]",
     "loss": "chunked",
     "optimizer.name": "adamw_8bit",
