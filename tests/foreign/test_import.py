@@ -243,6 +243,28 @@ def test_named_tool_reads_what_cannot_be_told(tmp_path: Path) -> None:
         import_config(file, tool="unsloth")
 
 
+def test_command_is_read_with_any_line_ends(tmp_path: Path) -> None:
+    lines = [
+        "FORCE_TORCHRUN=1 llamafactory-cli train \\",
+        "  --stage sft --model_name_or_path gpt2 --bf16 \\",
+        "  --lora_rank=4",
+    ]
+    file = tmp_path / "run.sh"
+    file.write_bytes("\r\n".join(lines).encode())
+    imported = import_config(file)
+    assert imported.tool == "llama-factory"
+    assert {one.field: one.place for one in imported.settings}["lora.rank"] == f"{file}:3:3"
+
+
+@pytest.mark.parametrize("devices", ["0", "0,1"])
+def test_several_visible_cards_are_several_processes(tmp_path: Path, devices: str) -> None:
+    file = write(
+        tmp_path, f"CUDA_VISIBLE_DEVICES={devices} trl sft --model_name_or_path gpt2 --dtype bfloat16\n", "run.sh"
+    )
+    keys = {key for one in import_config(file).open_for_estimate for key in one.keys}
+    assert ("env.CUDA_VISIBLE_DEVICES" in keys) == ("," in devices)
+
+
 def test_paths_of_a_recipe_are_relative_to_it(tmp_path: Path) -> None:
     text = (CONFIGS / "canifinetune/qlora.yaml").read_text()
     config = import_config(write(tmp_path, text)).config

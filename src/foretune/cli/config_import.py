@@ -72,18 +72,20 @@ def import_command(
         write_new(output, [api.dump_config(config, comments=True, folder=os.path.dirname(output) or ".")])
         notes = (f"Written: {escape(output)}",)
     document = {**imported.to_dict(), "output_file": output}
-    return Reply("config.import", lambda: document, lambda terminal: _draw(imported, terminal), notes=notes)
+    return Reply("config.import", lambda: document, lambda terminal: _draw(imported, settings, terminal), notes=notes)
 
 
-def _draw(imported: "ImportedConfig", terminal: Terminal) -> Iterator[str]:
+def _draw(imported: "ImportedConfig", settings: Sequence[str], terminal: Terminal) -> Iterator[str]:
     told = f", told by {', '.join(imported.recognised_by[:4])}" if imported.recognised_by else ""
     yield from wrapped(f"{escape(imported.file)}: {imported.title}{escape(told)}.", terminal)
     yield from _section("Maps", terminal)
     for entry in imported.of("mapped"):
         yield from _mapped(entry, imported, terminal)
     decided = imported.of("decided")
-    if decided:
+    if decided or settings:
         yield from _section("You decided", terminal)
+        for setting in settings:
+            yield from wrapped(f"--set {escape(setting)}", terminal, indent="  ")
         for entry in decided:
             yield from _plain(entry, terminal)
     blocked = imported.of("refused", "unknown")

@@ -23,7 +23,7 @@ class _Word(NamedTuple):
 
 def read_command(text: str, name: str) -> tuple[str, dict[str, Node]]:
     """Return the program and its flags. Raises ConfigError for quotes that do not close, and for a second command."""
-    words = list(_words(text, name))
+    words = list(_words(text.replace("\r\n", "\n"), name))
     number = next((i for i, word in enumerate(words) if not re.match(_VARIABLE, word.text)), len(words))
     env = {
         f"env.{variable}": Node(value, word.place)
