@@ -54,7 +54,9 @@ def test_written_file_is_ours_and_is_never_overwritten(call, tmp_path: Path) -> 
     words = ("config", "import", str(AXOLOTL), "--set", "lora.rank=4", "--output", str(output))
     assert call(*words).code == 0
     text = output.read_text()
-    assert text.startswith("# yaml-language-server")
+    lines = text.splitlines()
+    assert lines[0].startswith("# yaml-language-server")
+    assert lines[1] == f"# Imported from {AXOLOTL}, a file of axolotl 0.19."
     assert "# Peak learning rate." in text
     config = load_config(output).config
     assert (config.batch.micro_batch_size, config.schedule.warmup_updates) == (4, 50)
@@ -68,6 +70,15 @@ def test_key_is_left_out_by_the_user_alone(call) -> None:
     called = call("config", "import", str(FACTORY), "--without", "template", "--without", "warmup_ratio")
     assert "You decided" in called.out
     assert "--without template" not in called.out.partition("To decide")[2]
+
+
+def test_written_file_says_what_was_left_out(call, tmp_path: Path) -> None:
+    output = tmp_path / "run.yaml"
+    words = ["--without", "template", "--without", "warmup_ratio", "--set", "data.train=rows.jsonl"]
+    assert call("config", "import", str(FACTORY), *words, "--output", str(output)).code == 0
+    left_out = [line for line in output.read_text().splitlines() if line.startswith("# Left out")]
+    assert left_out == ["# Left out: template: qwen", "# Left out: warmup_ratio: 0.1"]
+    assert load_config(output).config.data.train == str(Path("rows.jsonl").absolute())
 
 
 def test_unreadable_file_is_an_error(call, tmp_path: Path) -> None:

@@ -69,10 +69,20 @@ def import_command(
     notes: tuple[str, ...] = ()
     if output is not None:
         config = api.build_imported(imported, "run", overrides=settings).config
-        write_new(output, [api.dump_config(config, comments=True, folder=os.path.dirname(output) or ".")])
+        text = api.dump_config(config, comments=True, folder=os.path.dirname(output) or ".")
+        modeline, newline, rest = text.partition("\n")
+        write_new(output, [modeline, newline, *_provenance(imported), rest])
         notes = (f"Written: {escape(output)}",)
     document = {**imported.to_dict(), "output_file": output}
     return Reply("config.import", lambda: document, lambda terminal: _draw(imported, settings, terminal), notes=notes)
+
+
+def _provenance(imported: "ImportedConfig") -> Iterator[str]:
+    """Say in the written file where it comes from, and what was left out of it."""
+    yield f"# Imported from {escape(imported.file)}, a file of {imported.title}.\n"
+    for entry in imported.of("decided"):
+        if not entry.settings and entry.note and "--without" in entry.note:
+            yield f"# Left out: {escape(entry.key)}: {escape(entry.value)}\n"
 
 
 def _draw(imported: "ImportedConfig", settings: Sequence[str], terminal: Terminal) -> Iterator[str]:

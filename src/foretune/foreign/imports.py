@@ -24,6 +24,9 @@ from foretune.foreign.values import Decision, ImportedConfig, Setting
 __all__ = ["TOOLS", "build_imported", "import_config"]
 
 TOOLS: dict[str, Tool] = {tool.name: tool for tool in (AXOLOTL, LLAMA_FACTORY, TRL, CANIFINETUNE)}
+_CHOSEN_ATTENTION = (
+    "Attention is left to Transformers: sdpa, or eager where the model's class has no other; a run here takes sdpa."
+)
 Purpose = Literal["run", "estimate"]
 
 
@@ -57,6 +60,8 @@ def import_config(
     reading.read()
     base_model(reading)
     chosen.meaning(reading)
+    if "attention" not in reading.settings and not reading.is_decided("attention"):
+        reading.notes.append(_CHOSEN_ATTENTION)
     for key, row in reading.rules.items():
         if row is None:
             reading.refuse_unknown(key)

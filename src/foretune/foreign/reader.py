@@ -36,7 +36,10 @@ class ForeignFile(NamedTuple):
 def read_foreign(path: str | os.PathLike[str]) -> ForeignFile:
     """Read a file. Raises ConfigError where it cannot be read, or is neither keys and values nor a command."""
     file = os.fsdecode(path)
-    text, name = read_text(file), show_path(file)
+    name = show_path(file)
+    if not os.path.exists(file):  # noqa: PTH110 - as in the contract
+        raise ConfigError(f"{name} does not exist.", hint="Check the path.")
+    text = read_text(file)
     folder = os.path.dirname(os.path.abspath(file))  # noqa: PTH100, PTH120 (pathlib costs 3 ms of every start)
     if is_command(text):
         from foretune.foreign.command_line import read_command
