@@ -256,6 +256,22 @@ def test_command_is_read_with_any_line_ends(tmp_path: Path) -> None:
     assert {one.field: one.place for one in imported.settings}["lora.rank"] == f"{file}:3:3"
 
 
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        "accelerate launch --num_processes 1 --mixed_precision bf16 trl/scripts/sft.py",
+        "torchrun --standalone --nproc_per_node=1 -m trl.scripts.sft",
+        "python examples/scripts/sft.py",
+    ],
+)
+def test_one_process_may_be_launched_in_any_way(tmp_path: Path, launcher: str) -> None:
+    options = "--model_name_or_path gpt2 --dtype bfloat16 --gradient_checkpointing_kwargs '{\"use_reentrant\": true}'"
+    imported = import_config(write(tmp_path, f"{launcher} {options}\n", "run.sh"))
+    assert imported.tool == "trl"
+    assert imported.open_for_estimate == ()
+    assert imported.stack.checkpoint_form == "reentrant"
+
+
 @pytest.mark.parametrize("devices", ["0", "0,1"])
 def test_several_visible_cards_are_several_processes(tmp_path: Path, devices: str) -> None:
     file = write(

@@ -57,9 +57,11 @@ def _split(words: list[_Word], name: str) -> tuple[str, list[_Word], list[_Word]
     """Divide into the program, the flags of its launcher and its own."""
     if words and words[0].text in _LAUNCHERS:
         for index, word in enumerate(words):
+            start = 2 if words[0].text == "accelerate" else 1
             if word.text.endswith(".py"):
-                start = 2 if words[0].text == "accelerate" else 1
                 return word.text, words[start:index], words[index + 1 :]
+            if word.text in ("-m", "--module") and index + 1 < len(words):
+                return words[index + 1].text, words[start:index], words[index + 2 :]
         raise ConfigError("no script is named.", hint="Name it, as in `accelerate launch sft.py ...`.", place=name)
     index = next((i for i, word in enumerate(words) if word.text.startswith("--")), len(words))
     program = " ".join(word.text for word in words[:index])

@@ -151,6 +151,7 @@ TRAINING_ARGUMENTS: dict[str, Key] = {
 }  # fmt: skip
 """What a key means, for every tool whose arguments are these."""
 
+# fmt: off
 LAUNCH: dict[str, Key] = {
     "env.PYTORCH_CUDA_ALLOC_CONF": blocks("memory", "The allocator is priced with its defaults."),
     "env.PYTORCH_ALLOC_CONF": blocks("memory", "The allocator is priced with its defaults."),
@@ -164,7 +165,15 @@ LAUNCH: dict[str, Key] = {
     "launcher.use_fsdp": blocks("both", "One device does the work here."),
     "launcher.multi_gpu": blocks("both", "One device does the work here."),
     "launcher.mixed_precision": ignored("The arguments of the script decide."),
-    "launcher.main_process_port": ignored("How processes meet."),
+    "launcher.nnodes": blocks("both", "One device does the work here.", off=("1", 1)),
+    "launcher.dynamo_backend": blocks("memory", "foretune compiles nothing.", off=("no", "NO")),
+    **dict.fromkeys(
+        ("launcher.main_process_port", "launcher.main_process_ip", "launcher.machine_rank", "launcher.master_addr",
+         "launcher.master_port", "launcher.node_rank", "launcher.num_cpu_threads_per_process",
+         "launcher.rdzv_backend", "launcher.rdzv_endpoint", "launcher.rdzv_id", "launcher.standalone"),
+        ignored("How processes meet."),
+    ),
     "launcher.gpu_ids": ignored("Which card is taken."),
 }
+# fmt: on
 """What stands around the arguments in a command: the environment, and the flags of what launches it."""
