@@ -20,7 +20,7 @@ full: lint .venv/.smollm2  ## the same with the full counts and a real small mod
 
 trl: .venv/.dev  ## the trace of SFTTrainer against TRL itself, which is fetched
 	$(PIP) trl==1.16.0
-	$(BIN)/pytest -q -m trl tests/runtime/test_trl_truth.py
+	$(BIN)/pytest -q -m trl tests/runtime/test_trl_truth.py tests/foreign/test_trl_truth.py
 
 wheel: .venv/.dev  ## a recipe in an empty environment that its own train.sh sets up, which fetches libraries
 	$(BIN)/pytest -q -m network tests/recipe/test_wheel.py

@@ -15,7 +15,7 @@ NAVIGATION = {
     "Start": ("quickstart",),
     "Planning": ("numbers", "memory"),
     "Data": ("data",),
-    "Training": ("training",),
+    "Training": ("training", "import"),
     "Accuracy": ("evidence", "accuracy", "observations"),
     "Help": ("troubleshooting", "cases"),
     "Reference": ("cli", "settings", "rules", "events"),

@@ -18,6 +18,7 @@ from pathlib import Path
 import click
 from docs_accuracy import accuracy_page
 from docs_evidence import evidence_page
+from docs_import import import_page
 from docs_memory import memory_page
 from docs_table import markdown_table
 
@@ -98,6 +99,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/cli.md": cli_page,
     "docs/settings.md": settings_page,
     "docs/rules.md": rules_page,
+    "docs/import.md": lambda: marked(import_page()),
     "docs/memory.md": lambda: marked(memory_page()),
     "docs/accuracy.md": lambda: marked(accuracy_page()),
     "docs/evidence.md": lambda: marked(evidence_page()),

@@ -18,6 +18,9 @@ from foretune.cli.commands import Command, Group
 EXPECTED = {0}
 # What the examples read.
 FILES = {
+    "axolotl.yml": "base_model: Qwen/Qwen2.5-0.5B\nadapter: lora\nlora_r: 8\nlora_alpha: 16\nlora_target_linear: true\n"
+    "datasets: [{path: rows.jsonl, type: chat_template}]\nsequence_len: 1024\nmicro_batch_size: 1\nnum_epochs: 1\n"
+    "learning_rate: 2e-4\nwarmup_steps: 0\n",
     "alpaca.json": '[{"instruction": "Add.", "input": "1 + 1", "output": "2"}]',
     "stanford.json": '[{"instruction": "Add.", "input": "1 + 1", "output": "2", "text": "Add. 1 + 1 2"}]',
     "rows.jsonl": '{"instruction": "Add.", "output": "2"}\n',

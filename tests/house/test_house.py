@@ -24,6 +24,7 @@ ROOMS = (
     "foretune.durable",
     "foretune.errors",
     "foretune.evidence",
+    "foretune.foreign",
     "foretune.memory",
     "foretune.models",
     "foretune.planner",

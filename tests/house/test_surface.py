@@ -22,7 +22,7 @@ REQUEST = {
 
 SURFACE: dict[str, set[str]] = {
     "": {"--version"},
-    "estimate": {*REQUEST, "--lengths", "--data", "--plot"},
+    "estimate": {*REQUEST, "--lengths", "--data", "--plot", "--import", "--without"},
     "recommend": {
         *(REQUEST - {"--accept", "--explain"}), "--objective", "--max", "--devices", "--verify", "--plot",
     },
@@ -53,6 +53,7 @@ SURFACE: dict[str, set[str]] = {
     "devices detect": set(),
     "config": set(),
     "config init": {"file", "--model", "--method", "--set"},
+    "config import": {"file", "--tool", "--set", "--without", "--output"},
     "config validate": {"files"},
     "config show": {"file", "--method", "--set", "--origin"},
     "config schema": set(),

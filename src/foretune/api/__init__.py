@@ -66,6 +66,7 @@ if TYPE_CHECKING:
         read_record,
         report_of,
     )
+    from foretune.foreign import ImportedConfig, build_imported, import_config
     from foretune.needs import LengthNeed, LengthsAnswer
     from foretune.planner import Boundary, Carriers, Frontier, Objective, Plan, Recommendation
     from foretune.runtime.run_events import CheckpointSaved, PhaseBegan, RunFinished, UpdateDone
@@ -85,6 +86,7 @@ __all__ = [
     "Fit",
     "Frontier",
     "Generation",
+    "ImportedConfig",
     "LengthNeed",
     "Lengths",
     "LengthsAnswer",
@@ -117,6 +119,7 @@ __all__ = [
     "VerifiedPlan",
     "boundary",
     "build_config",
+    "build_imported",
     "carriers",
     "check_data",
     "describe_model",
@@ -132,6 +135,7 @@ __all__ = [
     "fingerprint",
     "frontier",
     "host_memory",
+    "import_config",
     "json_schema",
     "list_devices",
     "list_models",
@@ -653,6 +657,10 @@ def __getattr__(name: str) -> Any:
         from foretune.api import runs
 
         return getattr(runs, name)
+    if name in ("ImportedConfig", "build_imported", "import_config"):
+        from foretune import foreign
+
+        return getattr(foreign, name)
     if name in ("LengthNeed", "LengthsAnswer"):
         from foretune import needs
 

@@ -25,6 +25,7 @@ config = Group(
     help="Write, check and explain a configuration file.",
     lazy={
         "init": LazyCommand(__name__, "init_command", "Write a commented file to start from."),
+        "import": LazyCommand("foretune.cli.config_import", "import_command", "Read a file of axolotl, TRL, ..."),
         "validate": LazyCommand(__name__, "validate_command", "Check files; every problem is reported."),
         "show": LazyCommand(__name__, "show_command", "Show every setting, and where it comes from."),
         "schema": LazyCommand(__name__, "schema_command", "Print the JSON Schema (draft-07)."),

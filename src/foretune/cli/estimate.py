@@ -15,7 +15,7 @@ from foretune.cli.terminal import Terminal, escape
 from foretune.errors import ConfigError, ForetuneError
 
 if TYPE_CHECKING:
-    from foretune.api import EstimateAnswer, Lengths, LengthsAnswer, ModelShape, StackProfile
+    from foretune.api import EstimateAnswer, ImportedConfig, Lengths, LengthsAnswer, ModelShape, StackProfile
     from foretune.contract import LoadedConfig, TrainingConfig
     from foretune.devices import DeviceSpec
 
@@ -32,6 +32,8 @@ class Request(NamedTuple):
     shape: "ModelShape"
     device: "DeviceSpec | None"
     stack: "StackProfile"
+    imported: "ImportedConfig | None" = None
+    """The foreign file that it comes from."""
 
 
 Answering = Callable[[Request, dict[str, Any]], Reply]
@@ -71,6 +73,18 @@ EXAMPLES = [
     help="The same from rows: a JSONL file as `data check` takes it, by the model's own tokenizer.",
 )
 @plot_option
+@option(
+    "--import",
+    "foreign_file",
+    group="Files",
+    metavar="FILE",
+    type=click.Path(),
+    help="Price a configuration of axolotl, LLaMA-Factory, TRL or canifinetune as that tool runs it; the stack is its "
+    "own unless --stack is given.",
+)
+@option(
+    "--without", group="Files", metavar="KEY", multiple=True, help="With --import: leave a key of it out; repeatable."
+)
 def estimate(**given: Any) -> Reply | Iterator[Reply | ForetuneError]:
     """Estimate the memory that a fine-tune needs, and whether it fits.
 
@@ -81,12 +95,15 @@ def estimate(**given: Any) -> Reply | Iterator[Reply | ForetuneError]:
     if given["lengths"] is not None and given["data"] is not None:
         raise ConfigError("--lengths and --data both say how long rows are.", hint="Give one of them.")
     lengths = cache(_read_lengths)
-    return answered(given, lambda request, given: _reply(request, given, lengths))
+    imported = _imported(given)
+    return answered(given, lambda request, given: _reply(request, given, lengths), imported)
 
 
-def answered(given: dict[str, Any], reply_to: Answering) -> Reply | Iterator[Reply | ForetuneError]:
+def answered(
+    given: dict[str, Any], reply_to: Answering, imported: "ImportedConfig | None" = None
+) -> Reply | Iterator[Reply | ForetuneError]:
     """Answer the request of a command's flags: one reply, or for several files one each."""
-    replies = _replies(given, reply_to)
+    replies = _replies(given, reply_to, imported)
     if len(given["configs"]) > 1:
         return replies
     reply = next(replies)
@@ -95,11 +112,42 @@ def answered(given: dict[str, Any], reply_to: Answering) -> Reply | Iterator[Rep
     return reply
 
 
-def _replies(given: dict[str, Any], reply_to: Answering) -> Iterator[Reply | ForetuneError]:
+def _imported(given: dict[str, Any]) -> "ImportedConfig | None":
+    """Read the file of --import, where one is given."""
     from foretune import api
-    from foretune.cli.request import chosen_device, chosen_host, requested_configs, with_default_attention
+    from foretune.cli.request import overrides_of
 
-    stack, requested = api.find_stack(given["stack"]), list(requested_configs(given))
+    if given["foreign_file"] is None:
+        if given["without"]:
+            raise ConfigError("--without leaves out a key of a foreign file.", hint="Add --import FILE.")
+        return None
+    if given["configs"]:
+        raise ConfigError("--import and --config both name a file.", hint="Give one of them.")
+    return api.import_config(given["foreign_file"], overrides=overrides_of(given), without=given["without"])
+
+
+def _requested(
+    given: dict[str, Any], imported: "ImportedConfig | None"
+) -> "tuple[StackProfile, list[tuple[str | None, LoadedConfig | ConfigError]]]":
+    """Return the stack and what is asked; a foreign file is priced on its tool's own stack unless one is named."""
+    from foretune import api
+    from foretune.cli.request import overrides_of, requested_configs
+
+    if imported is None:
+        return api.find_stack(given["stack"]), list(requested_configs(given))
+    is_named = click.get_current_context().get_parameter_source("stack") is not click.core.ParameterSource.DEFAULT
+    stack = api.find_stack(given["stack"]) if is_named else imported.stack
+    loaded = api.build_imported(imported, "estimate", overrides=overrides_of(given), method=given["method"])
+    return stack, [(imported.file, loaded)]
+
+
+def _replies(
+    given: dict[str, Any], reply_to: Answering, imported: "ImportedConfig | None"
+) -> Iterator[Reply | ForetuneError]:
+    from foretune import api
+    from foretune.cli.request import chosen_device, chosen_host, with_default_attention
+
+    stack, requested = _requested(given, imported)
     on_host = {loaded.config.device == "cpu" for _, loaded in requested if not isinstance(loaded, ForetuneError)}
     device = chosen_device(given) if on_host != {True} else None
     host = chosen_host(given) if True in on_host else None
@@ -117,7 +165,7 @@ def _replies(given: dict[str, Any], reply_to: Answering) -> Iterator[Reply | For
             shape = api.resolve_model(source.id, revision=source.revision, offline=given["offline"])
             loaded = with_default_attention(loaded, shape, has_file=bool(given["configs"]))
             chosen = host if loaded.config.device == "cpu" else device
-            yield reply_to(Request(file, loaded, shape, chosen, stack), given)
+            yield reply_to(Request(file, loaded, shape, chosen, stack, imported), given)
         except ForetuneError as error:
             yield _located(error, loaded)
 
@@ -166,10 +214,25 @@ def _reply(request: Request, given: dict[str, Any], read: "Callable[[str], Lengt
         lambda: {
             "lengths": None if by_length is None else {"file": file, **by_length.to_dict()},
             "plot_file": plot,
+            **({} if request.imported is None else {"imported": _import_document(request.imported)}),
         },
-        lambda terminal: _by_length(by_length, file, terminal),
+        lambda terminal: (*_by_length(by_length, file, terminal), *_import_lines(request, terminal)),
     )
     return reply._replace(notes=() if plot is None else (f"Written: {escape(plot)}",))
+
+
+def _import_document(imported: "ImportedConfig") -> dict[str, Any]:
+    """Return what an estimate says of the foreign file; `config import` says the rest."""
+    told = imported.to_dict()
+    return {key: told[key] for key in ("file", "tool", "title", "stack_notes", "notes", "priced", "decisions")}
+
+
+def _import_lines(request: Request, terminal: Terminal) -> Iterable[str]:
+    if request.imported is None:
+        return ()
+    from foretune.cli.config_import import draw_priced
+
+    return draw_priced(request.imported, request.stack, terminal)
 
 
 def _by_length(by_length: "LengthsAnswer | None", file: str, terminal: Terminal) -> Iterable[str]:

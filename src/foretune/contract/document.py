@@ -6,7 +6,7 @@ dates, duplicate keys and deep nesting are refused where they appear and nothing
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from foretune.contract.scalars import BadScalar, Scalar, Unreadable, echo, read_plain
@@ -105,14 +105,15 @@ def show_path(text: str) -> str:
     return text if text.isprintable() else repr(text)[1:-1]
 
 
-def read_document(text: str, name: str) -> Document:
+def read_document(text: str, name: str, *, plain: Callable[[str], Scalar] = read_plain) -> Document:
     """Read one YAML document (or JSON, which YAML 1.2 contains).
 
-    `name` stands before line and column in every place. What a configuration may not hold but can be read past is a
-    problem of the document, or an `Unreadable` value in it. Raises ConfigError where the rest cannot be read.
+    `name` stands before line and column in every place; `plain` resolves what is not quoted. What a configuration may
+    not hold but can be read past is a problem of the document, or an `Unreadable` value in it. Raises ConfigError where
+    the rest cannot be read.
     """
     _refuse_characters(text, name)
-    return _Reader(text, name).read()
+    return _Reader(text, name, plain).read()
 
 
 def _refuse_characters(text: str, name: str) -> None:
@@ -131,9 +132,10 @@ def _refuse_characters(text: str, name: str) -> None:
 class _Reader:
     """Builds nodes from ruamel's events, collecting problems; stops only where the rest cannot be read."""
 
-    def __init__(self, text: str, name: str) -> None:
+    def __init__(self, text: str, name: str, plain: Callable[[str], Scalar]) -> None:
         self.name = name
         self.text = text
+        self.plain = plain
         self.num_values = 0
         self.problems: list[Problem] = []
         self.events: Iterator[Any] = self._parse()
@@ -258,7 +260,7 @@ class _Reader:
             reason = f"has the tag {echo(str(event.tag))}; tags are not allowed"
             return self._unreadable(event, echo(text), reason, "Remove it; text goes in quotes.")
         try:
-            return read_plain(text) if event.style is None else join_surrogates(text)
+            return self.plain(text) if event.style is None else join_surrogates(text)
         except BadScalar as error:
             return Unreadable.of(error, self._place(event))
 

@@ -80,7 +80,10 @@ def parse_config(
     method: str | None = None,
 ) -> LoadedConfig:
     """Do what `load_config` does, with the text of the file given; `folder` is what its paths are relative to."""
+    _refuse_command(text, name)
     root, problems = read_document(text, name)
+    if root is not None and isinstance(root.value, dict):
+        _refuse_foreign(root.value, name)
     if root is None:
         raise ConfigError("the file is empty.", hint="It needs at least model.id and precision.dtype.", place=name)
     if not isinstance(root.value, dict):
@@ -91,6 +94,26 @@ def parse_config(
         message = "this is a model's config.json (it has model_type), not a training configuration."
         raise ConfigError(message, hint=f"Pass it as --model {name}, or write its path as model.id.", place=name)
     return _build(root, os.fspath(folder), name, overrides, method, problems)
+
+
+def _refuse_command(text: str, name: str) -> None:
+    from foretune.contract.elsewhere import is_command
+
+    if is_command(text):
+        message = "this is a command that trains by another tool, not a configuration."
+        raise ConfigError(message, hint=f"`foretune config import {name}` reads it.", place=name)
+
+
+def _refuse_foreign(given: Mapping[str, Node], name: str) -> None:
+    """Say once what file this is, where it is another tool's, instead of refusing each of its keys."""
+    from foretune.contract.elsewhere import recognise
+
+    found = recognise(given)
+    if found is None:
+        return
+    keys = ", ".join(found.keys[:4])
+    message = f"this looks like a file of {found.title} (it has {keys}), not a configuration of foretune."
+    raise ConfigError(message, hint=f"`foretune config import {name}` reads it.", place=name)
 
 
 def build_config(
