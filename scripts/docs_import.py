@@ -29,6 +29,7 @@ it as that tool runs it, on the stack profile that stands below its name.
 READS = {
     "any": "anything", "count": "a whole number", "number": "a number", "switch": "true or false", "text": "text",
     "names": "names",
+    "listed": "a list of names",
 }  # fmt: skip
 CHANGES = {"result": "what is trained", "memory": "the memory", "both": "both"}
 

@@ -188,6 +188,33 @@ def test_value_of_the_wrong_type_is_refused_by_key(tmp_path: Path) -> None:
     assert [one.message for one in imported.open_for_estimate] == ["sequence_len is long, but it takes a whole number."]
 
 
+@pytest.mark.parametrize(
+    ("line", "targets"),
+    [
+        ("[q_proj, v_proj]", ("q_proj", "v_proj")),
+        ("all-linear", "all-linear"),
+        ("'q_proj,v_proj'", None),
+        ("'.*(q|v)_proj'", None),
+    ],
+)
+def test_one_text_of_targets_is_a_pattern_to_peft(tmp_path: Path, line: str, targets: object) -> None:
+    text = f"model_name_or_path: gpt2\nuse_peft: true\ndtype: bfloat16\nlora_target_modules: {line}\n"
+    imported = import_config(write(tmp_path, text))
+    assert {one.field: one.value for one in imported.settings}.get("lora.targets") == targets
+    assert ("lora.targets" in open_points(imported)) == (targets is None)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("010", 8), ("'8'", 8), ("8.0", 8), ("1_000", 1000), ("1e1", None), ("8.5", None)]
+)
+def test_whole_numbers_are_those_of_trls_parser(tmp_path: Path, text: str, value: int | None) -> None:
+    file = write(tmp_path, f"model_name_or_path: gpt2\nuse_peft: false\nper_device_train_batch_size: {text}\n")
+    imported = import_config(file)
+    found = {one.field: one.value for one in imported.settings if one.place is not None}
+    assert found.get("batch.micro_batch_size") == value
+    assert bool(imported.of("refused")) == (value is None)
+
+
 def test_secrets_are_not_shown() -> None:
     entries = {entry.key: entry.value for entry in import_config(CONFIGS / "llama_factory/freeze.yaml").entries}
     assert entries["hub_token"] == "(not shown)"

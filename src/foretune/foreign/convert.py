@@ -31,6 +31,11 @@ def convert(value: Any, reads: Reads) -> Any:
 
 
 def _count(value: Any) -> int:
+    if isinstance(value, str):
+        try:
+            return int(value)
+        except ValueError as error:
+            raise BadValue("a whole number") from error
     number = _number(value, "a whole number")
     if not float(number).is_integer():
         raise BadValue("a whole number")
@@ -75,12 +80,17 @@ def _names(value: Any) -> list[str]:
     return [str(item) for item in items if str(item)]
 
 
+def _listed(value: Any) -> list[str]:
+    return _names(value if isinstance(value, list) else [value])
+
+
 _CONVERTERS: dict[str, Callable[[Any], Any]] = {
     "count": _count,
     "number": _number,
     "switch": _switch,
     "text": _text,
     "names": _names,
+    "listed": _listed,
 }
 
 

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Key", "Reads", "Tool", "blocks", "ignored", "maps", "part"]
 
-Reads = Literal["any", "count", "number", "switch", "text", "names"]
+Reads = Literal["any", "count", "number", "switch", "text", "names", "listed"]
+"""`names`: a list, or a text with commas. `listed`: a list, or one text, which may be a pattern."""
 
 
 class Key(NamedTuple):
