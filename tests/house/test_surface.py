@@ -34,6 +34,7 @@ SURFACE: dict[str, set[str]] = {
     "evaluate": {
         "run", "--data", "--prompt", "--max-tokens", "--format", "--allow-other-format", "--offline", "--workers",
     },
+    "merge": {"run", "--output", "--dry-run", "--check", "--offline"},
     "score": {"file", "--engine", "--rows", "--workers"},
     "data": set(),
     "data check": {

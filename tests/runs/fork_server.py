@@ -166,9 +166,9 @@ def _run_child(request: dict[str, Any]) -> None:
     for number in fault.get("ignored", ()):
         signal.signal(number, signal.SIG_IGN)
     faults = _Faults(fault)
-    from foretune.runtime import artifact, durable, run_folder
+    from foretune.runtime import artifact, durable, merge, patched_files, run_folder
 
-    for module in (artifact, durable, run_folder):
+    for module in (artifact, durable, merge, patched_files, run_folder):
         module.at = faults.at
     if "file_bytes" in fault:
         import resource
@@ -263,8 +263,10 @@ def _import_everything() -> None:
     import transformers.models.llama.modeling_llama  # noqa: F401
 
     import foretune.api.evaluation
+    import foretune.api.merging
     import foretune.api.runs
     import foretune.cli.app
+    import foretune.cli.merge
     import foretune.cli.train
     import foretune.runtime.preflight
     import foretune.runtime.qualify

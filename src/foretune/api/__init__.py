@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     import os
 
     from foretune.api.evaluation import EvaluationAnswer, Generation, evaluate
+    from foretune.api.merging import MergeAnswer, MergePlan, merge, plan_merge
     from foretune.api.rows import DataAnswer, Progress, RowPreview, RowRun, check_data, prepare_data
     from foretune.api.runs import RunPlanned, plan_training, train
     from foretune.contract import dump_config, json_schema
@@ -57,6 +58,8 @@ if TYPE_CHECKING:
     from foretune.devices import Detection, detect_devices, host_memory
     from foretune.evidence import (
         EngineName,
+        MergeCheck,
+        MergedLayer,
         Prediction,
         Refusal,
         Request,
@@ -89,6 +92,10 @@ __all__ = [
     "Library",
     "LoadedConfig",
     "MemoryEstimate",
+    "MergeAnswer",
+    "MergeCheck",
+    "MergePlan",
+    "MergedLayer",
     "ModelEntry",
     "ModelShape",
     "ModelSummary",
@@ -133,7 +140,9 @@ __all__ = [
     "list_devices",
     "list_models",
     "load_config",
+    "merge",
     "parse_config",
+    "plan_merge",
     "plan_training",
     "prepare_data",
     "read_lengths",
@@ -639,6 +648,10 @@ def __getattr__(name: str) -> Any:
         from foretune.api import evaluation
 
         return getattr(evaluation, name)
+    if name in ("MergeAnswer", "MergePlan", "merge", "plan_merge"):
+        from foretune.api import merging
+
+        return getattr(merging, name)
     if name in ("RunPlanned", "plan_training", "train"):
         from foretune.api import runs
 
@@ -651,7 +664,16 @@ def __getattr__(name: str) -> Any:
         from foretune.runtime import run_events
 
         return getattr(run_events, name)
-    if name in ("Prediction", "Refusal", "RunRecord", "ScoreReport", "read_record", "report_of"):
+    if name in (
+        "MergeCheck",
+        "MergedLayer",
+        "Prediction",
+        "Refusal",
+        "RunRecord",
+        "ScoreReport",
+        "read_record",
+        "report_of",
+    ):
         from foretune import evidence
 
         return getattr(evidence, name)

@@ -35,6 +35,7 @@ root = Group(
         "trace": LazyCommand("foretune.cli.trace", "trace", "The same by the real program, run without data."),
         "train": LazyCommand("foretune.cli.train", "train", "Run a fine-tune, with every promise checked."),
         "evaluate": LazyCommand("foretune.cli.evaluate", "evaluate", "Reload what a run made, and what it does."),
+        "merge": LazyCommand("foretune.cli.merge", "merge", "Adapters and base as one model, and how far it is off."),
         "score": LazyCommand("foretune.cli.score", "score", "How far predictions are from what was measured."),
         "data": LazyCommand("foretune.cli.data", "data", "The rows that are trained on: check and convert."),
         "models": LazyCommand("foretune.cli.models", "models", "The models whose architecture is known."),
