@@ -14,18 +14,19 @@ WeightDtype = Literal["fp32", "bf16", "fp16"]
 
 
 class MergedLayer(Value, frozen=True, kw_only=True):
-    """One layer whose weight took up its adapter. Sizes of differences are Frobenius norms."""
+    """One weight that took up an adapter, or was trained whole. Sizes of differences are Frobenius norms."""
 
     name: str
+    """Of the layer; of a tensor that was trained whole its name in the files."""
     dtype: WeightDtype
-    """Of its weight in the base's files, and so of the merged one."""
+    """Of the weight in the base's files, and so of the merged one."""
     change: float
-    """Of the weight by the adapter, relative to the base's weight."""
+    """Of the weight by training, relative to the base's weight."""
     lost_to_rounding: float
-    """What was rounded off when the sum was written, relative to the change. 1 or more: the adapter is gone."""
+    """What was rounded off when it was written, relative to the change. 1 or more: what was trained is gone."""
     from_training: float | None = None
     """The merged weight against the one that was trained (the quantized base's, dequantized, and the adapter), relative
-    to the latter. None: the base was not quantized in training."""
+    to the latter. None: that weight was not quantized in training."""
 
 
 class MergeCheck(Value, frozen=True, kw_only=True):
@@ -53,7 +54,7 @@ class MergeCheck(Value, frozen=True, kw_only=True):
     quantization: Literal["nf4", "int8"] | None = None
     """Of the base in training. The weights that were merged into are those of its files."""
     layers: tuple[MergedLayer, ...]
-    replaced: tuple[str, ...]
+    replaced: tuple[MergedLayer, ...]
     """Tensors of modules that were trained whole."""
     num_copied: Count
     """Tensors of the base that are as they were, byte by byte."""
@@ -70,8 +71,8 @@ class MergeCheck(Value, frozen=True, kw_only=True):
 
     @property
     def most_rounded(self) -> MergedLayer | None:
-        """The layer that lost most of its adapter to rounding."""
-        return max(self.layers, key=lambda each: each.lost_to_rounding, default=None)
+        """The weight that lost most of its training to rounding."""
+        return max((*self.layers, *self.replaced), key=lambda each: each.lost_to_rounding, default=None)
 
     def measured(self) -> Iterator[str]:
         """Yield what was measured, one sentence a line."""
@@ -84,11 +85,11 @@ class MergeCheck(Value, frozen=True, kw_only=True):
         worst = self.most_rounded
         if worst is not None and worst.lost_to_rounding:
             yield (
-                f"The sum of weight and adapter was made in fp32 and rounded once, to {worst.dtype}: that took "
-                f"{worst.lost_to_rounding:.2%} of the adapter at most ({worst.name})."
+                f"Sums of weight and adapter were made in fp32 and rounded once, to {worst.dtype}: that took "
+                f"{worst.lost_to_rounding:.2%} of what training changed at most ({worst.name})."
             )
         elif worst is not None:
-            yield f"The sum of weight and adapter was made and kept in {worst.dtype}: nothing was rounded off."
+            yield f"Sums of weight and adapter were made and kept in {worst.dtype}: nothing was rounded off."
         furthest = self.largest_from_training
         if furthest is not None:
             yield (
@@ -96,8 +97,8 @@ class MergeCheck(Value, frozen=True, kw_only=True):
                 f"{furthest.from_training:.2%} away from the one that was trained ({furthest.name})."
             )
         layers = "1 layer has" if len(self.layers) == 1 else f"{len(self.layers):,} layers have"
-        whole = f"{len(self.replaced):,} tensors were trained whole and replaced, " if self.replaced else ""
-        yield f"{layers} another weight, {whole}{self.num_copied:,} tensors are the base's, byte by byte."
+        whole = f"tensors that were trained whole and replaced: {len(self.replaced):,}; " if self.replaced else ""
+        yield f"{layers} another weight; {whole}tensors of the base, byte by byte: {self.num_copied:,}."
 
 
 def _distance(layer: MergedLayer) -> float:

@@ -3,13 +3,13 @@
 Written tensor by tensor and held against the logits that the run stored, before the folder has its name.
 """
 
-import gc
 import json
 from collections.abc import Generator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from safetensors import safe_open
 from torch import Tensor
 
@@ -35,7 +35,7 @@ from foretune.runtime.interrupts import Interrupts
 from foretune.runtime.load import DTYPES, load_model
 from foretune.runtime.merge_card import merge_card
 from foretune.runtime.merge_check import Compared, check_of
-from foretune.runtime.merge_layers import LayerChange, Skeleton, adapted_skeleton, merge_layer
+from foretune.runtime.merge_layers import LayerChange, Skeleton, adapted_skeleton, merge_layer, replace_whole
 from foretune.runtime.patched_files import compare_patched, write_patched
 from foretune.runtime.run_events import PhaseBegan
 from foretune.runtime.run_folder import merge_of, note_later, now
@@ -187,16 +187,16 @@ def merge_run(task: MergeTask, interrupts: Interrupts) -> Generator[PhaseBegan |
         yield PhaseBegan(phase="base")
         of_base, generation = _logits(task, task.folder, rows)
         yield PhaseBegan(phase="merge")
-        layers = _write_weights(task, draft)
+        made = _write_weights(task, draft)
         _write_config(task, draft)
         yield PhaseBegan(phase="check")
         of_merged, _ = _logits(task, draft, rows)
         check = check_of(
             task.trained.requested,
             Compared(stored, of_base, of_merged),
-            layers=layers,
-            replaced=sorted(task.skeleton.whole),
-            num_copied=len(task.tensors) - len(layers) - len(task.skeleton.whole),
+            layers=made.layers,
+            replaced=made.replaced,
+            num_copied=len(task.tensors) - len(made.layers) - len(made.replaced),
             attention=task.attention,
             dtypes=task.dtypes,
         )
@@ -244,16 +244,21 @@ def _logits(task: MergeTask, folder: Path, rows: list[Tensor]) -> tuple[list[Ten
             device="cpu",
         ).model
         found, generation = probe_logits(model, rows), getattr(model, "generation_config", None)
-    del model
-    gc.collect()
+    for parameter in model.parameters():  # modules hold each other in circles, and would keep the weights a while
+        parameter.data = torch.empty(0, dtype=parameter.dtype)
     return found, generation
 
 
-def _write_weights(task: MergeTask, draft: Path) -> tuple[MergedLayer, ...]:
+class _Made(NamedTuple):
+    layers: tuple[MergedLayer, ...]
+    replaced: tuple[MergedLayer, ...]
+
+
+def _write_weights(task: MergeTask, draft: Path) -> _Made:
     """Write the base's files with the merged weights in them, and read them back."""
     at("merge weights")
     changes = {change.stored: change for change in task.skeleton.layers}
-    layers: dict[str, MergedLayer] = {}
+    made: dict[str, MergedLayer] = {}
     whole = task.skeleton.whole
     for file in task.weights.files:
         source = task.folder / file
@@ -262,14 +267,15 @@ def _write_weights(task: MergeTask, draft: Path) -> tuple[MergedLayer, ...]:
             def make(name: str, opened: Any = opened) -> Tensor:
                 tensor = opened.get_tensor(name)
                 if name in whole:
-                    return whole[name].to(tensor.dtype)
-                merged, layers[name] = _merged(task, changes[name], tensor)
+                    merged, made[name] = replace_whole(name, whole[name], tensor)
+                else:
+                    merged, made[name] = _merged(task, changes[name], tensor)
                 return merged
 
             with quietly():
                 digests = write_patched(source, draft / file, {*changes, *whole}, make)
         compare_patched(source, draft / file, digests)
-    return tuple(layers[change.stored] for change in task.skeleton.layers)
+    return _Made(tuple(made[name] for name in changes), tuple(made[name] for name in whole))
 
 
 def _merged(task: MergeTask, change: LayerChange, stored: Tensor) -> tuple[Tensor, MergedLayer]:
@@ -279,9 +285,12 @@ def _merged(task: MergeTask, change: LayerChange, stored: Tensor) -> tuple[Tenso
 
 
 def _write_config(task: MergeTask, draft: Path) -> None:
-    """Write the base's config and index as they are, without the name of code that is not there."""
-    config = {key: value for key, value in task.raw_config.items() if key != "auto_map"}
-    write_file(draft / CONFIG, json.dumps(config, indent=2).encode())
+    """Write the base's config and index as they are, but for the name of code that is not there."""
+    data = (task.folder / CONFIG).read_bytes()
+    if "auto_map" in task.raw_config:
+        kept = {key: value for key, value in json.loads(data).items() if key != "auto_map"}
+        data = json.dumps(kept, indent=2).encode()
+    write_file(draft / CONFIG, data)
     if (task.folder / INDEX).is_file() and len(task.weights.files) > 1:
         write_file(draft / INDEX, (task.folder / INDEX).read_bytes())
 

@@ -34,7 +34,7 @@ def check_of(
     compared: Compared,
     *,
     layers: tuple[MergedLayer, ...],
-    replaced: Sequence[str],
+    replaced: tuple[MergedLayer, ...],
     num_copied: int,
     attention: str,
     dtypes: Sequence[WeightDtype],
@@ -69,7 +69,7 @@ def check_of(
         attention=attention,
         quantization=quantization,
         layers=layers,
-        replaced=tuple(replaced),
+        replaced=replaced,
         num_copied=num_copied,
     )
 
@@ -107,4 +107,4 @@ def _because(largest: float, bound: _Bound, *, is_verified: bool, is_quantized: 
             f"{said} The adapter was trained on a quantized base, and the merged model has the unquantized one: it is "
             "another model than the one that was trained. Its loss tells more: foretune evaluate --data."
         )
-    return f"{said} What training changed is not there as it was trained."
+    return f"{said} Beyond it nothing says that what training changed is still there."

@@ -22,16 +22,17 @@ from foretune.memory.components import Facts
 from foretune.models import StoredTensor
 from foretune.runtime.adapters import adapted_names, attach_adapters
 from foretune.runtime.artifact import ADAPTER_WEIGHTS
-from foretune.runtime.load import build_model, model_config
+from foretune.runtime.load import build_model, decoder_linears, model_config
 from foretune.runtime.reload import load_adapters
 from foretune.runtime.stored_names import stored_names
 
-__all__ = ["LayerChange", "Skeleton", "adapted_skeleton", "merge_layer"]
+__all__ = ["LayerChange", "Skeleton", "adapted_skeleton", "merge_layer", "replace_whole"]
 
 WRAPPER = "base_model.model."
 """What PEFT's wrapper puts before the names of a model."""
 STORED: dict[str, WeightDtype] = {"F32": "fp32", "BF16": "bf16", "F16": "fp16"}
 """Formats of weights that can take up an adapter, by safetensors' name."""
+NAMES: dict[torch.dtype, WeightDtype] = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 CHECKED_COLUMNS = 64
 """Columns of each merged weight, drawn by the seed 0, that are held against the unmerged layer's forward."""
 FEW = 16
@@ -48,6 +49,8 @@ class LayerChange(NamedTuple):
     layer: Any
     """PEFT's layer with its adapter; its base's weight is on meta."""
     num_weights: int
+    is_quantizable: bool
+    """Whether loading in 4 or 8 bits would have quantized its weight."""
 
 
 class Skeleton(NamedTuple):
@@ -77,7 +80,7 @@ def adapted_skeleton(
     assert config.lora is not None
     dtype = torch.float32
     base = build_model(model_config(raw_config, attention=attention), dtype=dtype, device="meta", attention=attention)
-    names, tied = stored_names(base, tensors), _tied(base)
+    names, tied, quantizable = stored_names(base, tensors), _tied(base), set(decoder_linears(base))
     model = attach_adapters(base, config.lora, adapted_names(base, facts.shape, facts.adapted))
     _give_places(model)
     load_adapters(model, {name: each.float() for name, each in load_file(artifact / ADAPTER_WEIGHTS).items()})
@@ -92,6 +95,7 @@ def adapted_skeleton(
             dtype=STORED[tensors[names[name]].dtype],
             layer=layer,
             num_weights=layer.get_base_layer().weight.numel(),
+            is_quantizable=name.removesuffix(".weight") in quantizable,
         )
         for name, layer in layers.items()
     )
@@ -178,17 +182,13 @@ def merge_layer(
     base = stored.float()
     exact = _taken_up(change.layer, base)
     merged = exact.to(stored.dtype)
-    if not bool(torch.isfinite(merged).all()):
-        raise VerificationError(
-            f"The merged weight of {change.name} holds values that {change.dtype} cannot hold.",
-            hint="Nothing was handed over. Use the adapter as it is, which PEFT loads.",
-        )
+    _require_finite(change.name, merged, change.dtype)
     _require_what_the_layer_does(change, base, merged)
     moved = _norm(exact - base)
     changed, lost = _share(moved, _norm(base)), _share(_norm(merged.float() - exact), moved)
     del base, exact  # two copies less while the next ones are made
     distance = None
-    if quantization is not None:
+    if quantization is not None and change.is_quantizable:
         distance = _from_training(change, stored, merged, quantization, trained_dtype)
     return merged, MergedLayer(
         name=change.name, dtype=change.dtype, change=changed, lost_to_rounding=lost, from_training=distance
@@ -245,19 +245,14 @@ def _from_training(
     change: LayerChange, stored: Tensor, merged: Tensor, settings: QuantizationSettings, dtype: torch.dtype
 ) -> float:
     """Return how far the merged weight is from the one that was trained, relative to it."""
-    trained = _taken_up(change.layer, _dequantized(change.layer, stored.to(dtype), settings))
+    trained = _taken_up(change.layer, _dequantized(stored.to(dtype), settings))
     return _share(_norm(merged.float() - trained), _norm(trained))
 
 
-def _dequantized(layer: Any, weight: Tensor, settings: QuantizationSettings) -> Tensor:
-    """Return a weight as training had it: quantized by bitsandbytes, and back, in fp32.
-
-    Transposed weights are quantized as the linear layer has them (transformers/quantizers, bitsandbytes).
-    """
+def _dequantized(weight: Tensor, settings: QuantizationSettings) -> Tensor:
+    """Return a weight as training had it: quantized by bitsandbytes, and back, in fp32."""
     import bitsandbytes as bnb
 
-    is_transposed = bool(layer.fan_in_fan_out)
-    weight = (weight.T if is_transposed else weight).contiguous()
     library: Any = bnb
     if settings.scheme == "nf4":
         held = library.nn.Params4bit(
@@ -268,7 +263,27 @@ def _dequantized(layer: Any, weight: Tensor, settings: QuantizationSettings) -> 
         held = library.nn.Int8Params(weight, has_fp16_weights=False, requires_grad=False).to("cpu")
         back = library.functional.int8_vectorwise_dequant(held.data, held.SCB)
     found: Tensor = back.float()
-    return found.T.contiguous() if is_transposed else found
+    return found
+
+
+def replace_whole(name: str, trained: Tensor, stored: Tensor) -> tuple[Tensor, MergedLayer]:
+    """Return a tensor that was trained whole in the stored format, and what there is to say of it.
+
+    Raises VerificationError where the format cannot hold it.
+    """
+    merged, base, dtype = trained.to(stored.dtype), stored.float(), NAMES[stored.dtype]
+    _require_finite(name, merged, dtype)
+    moved = _norm(trained - base)
+    changed, lost = _share(moved, _norm(base)), _share(_norm(merged.float() - trained), moved)
+    return merged, MergedLayer(name=name, dtype=dtype, change=changed, lost_to_rounding=lost)
+
+
+def _require_finite(name: str, merged: Tensor, dtype: WeightDtype) -> None:
+    if not bool(torch.isfinite(merged).all()):
+        raise VerificationError(
+            f"The merged weight of {name} holds values that {dtype} cannot hold.",
+            hint="Nothing was handed over. Use the adapter as it is, which PEFT loads.",
+        )
 
 
 def _norm(tensor: Tensor) -> float:
