@@ -34,7 +34,7 @@ from foretune.errors import (
 )
 from foretune.evidence import MergeCheck, read_record
 from foretune.memory.figures import facts_of
-from foretune.models import find_weights, read_safetensors_header, resolve_config, resolve_model
+from foretune.models import WeightFiles, find_weights, read_safetensors_header, resolve_config, resolve_model
 from foretune.runtime.artifact import read_artifact
 from foretune.runtime.border import quietly
 from foretune.runtime.durable import verify_folder
@@ -209,6 +209,7 @@ def test_the_merged_folder_is_an_artifact_that_evaluate_reloads(tmp_path: Path) 
         assert answer.record.probe.is_bitwise_equal
         found.append(answer)
     assert [answer.kind for answer in found] == ["adapter", "model"]
+    assert [answer.record.artifact for answer in found] == ["adapter", "merged"]
     assert [Path(answer.record_file).name for answer in found] == ["0001.json", "0002.json"]
     assert found[0].loss == pytest.approx(found[1].loss, abs=1e-6)
 
@@ -448,6 +449,13 @@ def test_an_output_that_exists_is_refused_and_stays(make: Any, tmp_path: Path) -
     assert (tmp_path / "models/mine/model.safetensors").is_file()
 
 
+def test_a_plan_downloads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = WeightFiles("acme/base", "0" * 40, None, ("model.safetensors",))
+    monkeypatch.setattr("foretune.api.evaluation.find_weights", lambda *_, **__: there)
+    with pytest.raises(ConfigError, match="acme/base are not on this machine, and a plan downloads nothing"):
+        plan_merge(str(kept_run("lora")))
+
+
 def test_a_disk_or_a_memory_that_is_too_small_is_told_with_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -459,7 +467,7 @@ def test_a_disk_or_a_memory_that_is_too_small_is_told_with_figures(
     little = DeviceSpec(name="this machine's memory", total_bytes=1 << 30, total_is="reported", free_bytes=1 << 20)
     with monkeypatch.context() as patch:
         patch.setattr("foretune.api.merging.host_memory", lambda: little)
-        refused(run, ConfigError, r"up to 128\.\d MiB .* \(estimated\), and 1\.0 MiB are available")
+        refused(run, ConfigError, r"up to 384\.\d MiB .* \(estimated\), and 1\.0 MiB are available")
     assert nothing_left(run)
 
 

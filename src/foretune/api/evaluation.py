@@ -109,7 +109,8 @@ def evaluate(
         record = evaluation_of(trained, compare_probe(live, artifact, described), device)
         readings = () if tested is None else (_reading(live, tested, described),)
         said = _generations(live, artifact, described, kind, prompts, max_new_tokens)
-    record, loss = record.with_(evaluations=readings, finished_at=now()), readings[0].loss if readings else None
+    record = record.with_(evaluations=readings, finished_at=now(), artifact=artifact.name)
+    loss = readings[0].loss if readings else None
     yield EvaluationAnswer(
         run=run,
         artifact=str(artifact),
