@@ -49,10 +49,10 @@ def foretune_words(line: str) -> list[str]:
 
 
 def prepare_run(call, words: list[str]) -> None:
-    """Make what the examples of `train` and `evaluate` are about: a configuration, or a run that ended."""
+    """Make what the examples of these commands are about: a configuration, or a run that ended."""
     write_config(Path("run.yaml"), Path.cwd())
     write_rows(Path("held-out.jsonl"), [conversation(number) for number in range(4)])
-    if words[0] == "evaluate" or "--resume" in words:
+    if words[0] in ("evaluate", "merge") or "--resume" in words:
         assert call("train", "run.yaml").code == 0
     if "--resume" in words:
         record = json.loads(Path("runs/first/record.json").read_text())
@@ -65,7 +65,7 @@ def test_help_example_runs(call, line: str, tmp_path: Path, monkeypatch: pytest.
     words = foretune_words(line)
     if words[0] == "quickstart":
         take_tiny_model(monkeypatch)
-    if words[0] in ("train", "evaluate"):
+    if words[0] in ("train", "evaluate", "merge"):
         prepare_run(call, words)
         called = call(*words)
         assert (called.code, bool(called.out)) == (0, True), called.err

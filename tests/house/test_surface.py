@@ -35,6 +35,7 @@ SURFACE: dict[str, set[str]] = {
     "evaluate": {
         "run", "--data", "--prompt", "--max-tokens", "--format", "--allow-other-format", "--offline", "--workers",
     },
+    "merge": {"run", "--output", "--dry-run", "--check", "--offline"},
     "quickstart": {"folder"},
     "score": {"file", "--engine", "--rows", "--workers"},
     "data": set(),

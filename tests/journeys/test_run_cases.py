@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 from data.made import made_tokenizer
+from runs.made_live import BF16, NF4
 from runs.made_run import configured, copy_model, model_folder, write_config, write_rows
 from safetensors.torch import load_file, save_file
 
-from foretune.api import EvaluationAnswer, evaluate, plan_training, train
+from foretune.api import EvaluationAnswer, MergeAnswer, evaluate, merge, plan_merge, plan_training, train
 from foretune.api.prediction import Predicted
 from foretune.contract import TrainingConfig
 from foretune.errors import (
@@ -48,6 +49,11 @@ def finished(config: TrainingConfig, **options: Any) -> RunFinished:
     *_, last = train(config, **options)
     assert isinstance(last, RunFinished)
     return last
+
+
+def quantized(config: TrainingConfig) -> TrainingConfig:
+    """Return the same on a 4-bit base, past the contract's rule that it is for CUDA."""
+    return config.with_(precision=BF16, quantization=NF4)
 
 
 def losses(config: TrainingConfig) -> list[float]:
@@ -153,6 +159,17 @@ def test_case_036_a_disk_that_is_too_small_is_told_before_the_run(
     with pytest.raises(ConfigError, match=r"writes up to .* 1\.0 MiB are free"):
         finished(config_of(tmp_path, checkpoint__every_updates=1))
     assert not (tmp_path / "run").exists()
+
+
+def test_case_006_merging_is_planned_by_itself_and_needs_no_card(tmp_path: Path) -> None:
+    finished(quantized(config_of(tmp_path, schedule__updates=2, schedule__epochs=...)))
+    plan = plan_merge(str(tmp_path / "run"))
+    assert plan.disk_bytes > (model_folder() / "model.safetensors").stat().st_size
+    assert plan.available_host_bytes is not None
+    assert 0 < plan.host_bytes < plan.available_host_bytes
+    *_, answer = merge(str(tmp_path / "run"))
+    assert isinstance(answer, MergeAnswer)
+    assert (answer.plan.host_bytes, answer.check.device) == (plan.host_bytes, "cpu")
 
 
 def test_cases_035_039_122_dtypes_and_places_are_read_from_the_living_model(tmp_path: Path) -> None:
@@ -351,6 +368,24 @@ def test_an_artifact_that_was_changed_is_refused(tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(SaveError, match="differs from its manifest"):
         evaluated(tmp_path / "run")
+
+
+def test_case_133_a_merge_into_16_bit_reports_its_difference_and_is_not_verified_above_a_bound(tmp_path: Path) -> None:
+    """One update changes less than 4 bits do; a training that changes more is verified."""
+    verdicts = []
+    for updates, rate in ((1, 1e-4), (12, 0.03)):
+        folder = tmp_path / str(updates)
+        folder.mkdir()
+        changes = {"schedule__updates": updates, "schedule__epochs": ..., "optimizer__learning_rate": rate}
+        finished(quantized(config_of(folder, **changes)))
+        *_, answer = merge(str(folder / "run"))
+        assert isinstance(answer, MergeAnswer)
+        check = answer.check
+        assert 0 < check.mean_abs_logit_difference < check.max_abs_logit_difference
+        assert check.is_verified == (check.max_abs_logit_difference <= check.bound)
+        assert read_record(Path(answer.record_file)).merge_check == check
+        verdicts.append(check.verdict)
+    assert verdicts == ["not verified", "verified"]
 
 
 def test_case_135_trained_embeddings_and_head_of_a_tied_model_are_refused(tmp_path: Path) -> None:

@@ -168,9 +168,9 @@ def _run_child(request: dict[str, Any]) -> None:
         signal.signal(number, signal.SIG_IGN)
     faults = _Faults(fault)
     from foretune import durable
-    from foretune.runtime import artifact, run_folder
+    from foretune.runtime import artifact, merge, patched_files, run_folder
 
-    for module in (artifact, durable, run_folder):
+    for module in (artifact, durable, merge, patched_files, run_folder):
         module.at = faults.at
     if "file_bytes" in fault:
         import resource
@@ -265,8 +265,10 @@ def _import_everything() -> None:
     import transformers.models.llama.modeling_llama  # noqa: F401
 
     import foretune.api.evaluation
+    import foretune.api.merging
     import foretune.api.runs
     import foretune.cli.app
+    import foretune.cli.merge
     import foretune.cli.train
     import foretune.runtime.preflight
     import foretune.runtime.qualify

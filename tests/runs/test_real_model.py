@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs.made_run import configured, write_config
+from runs.made_run import configured, copy_model, write_config
 from runs.test_train import evaluated, losses_of, run, stock_losses
+from safetensors.torch import load_file, save_file
+
+from foretune.api import MergeAnswer, merge
 
 METHODS: dict[str, dict[str, Any]] = {
     "lora": {"optimizer__learning_rate": 1e-3},
@@ -36,6 +39,26 @@ def test_a_real_model_learns_as_by_the_stock_trainer_and_reloads(method: str, sm
     assert answer.record.probe is not None
     assert answer.record.probe.is_bitwise_equal
     assert answer.generations[0].text
+
+
+@pytest.mark.full
+def test_a_real_model_s_adapters_are_merged_and_verified(smollm2: Path, tmp_path: Path) -> None:
+    """Into its own files in fp32, and into the same in bf16, where rounding shows."""
+    in_bf16 = copy_model(tmp_path, smollm2)
+    weights = load_file(in_bf16 / "model.safetensors")
+    halved = {name: each.bfloat16() for name, each in weights.items()}
+    save_file(halved, in_bf16 / "model.safetensors", {"format": "pt"})
+    checks = []
+    for number, model in enumerate((smollm2, in_bf16)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        run(configured(folder, model=model, num_rows=6, schedule__epochs=3.0, **METHODS["lora"]).config)
+        *_, answer = merge(str(folder / "run"))
+        assert isinstance(answer, MergeAnswer)
+        checks.append(answer.check)
+    assert [check.verdict for check in checks] == ["verified", "verified"]
+    assert [len(check.layers) for check in checks] == [210, 210]
+    assert checks[0].max_abs_logit_difference < 1e-3 < checks[1].max_abs_logit_difference
 
 
 @pytest.mark.full

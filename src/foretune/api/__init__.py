@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     import os
 
     from foretune.api.evaluation import EvaluationAnswer, Generation, evaluate
+    from foretune.api.merging import MergeAnswer, MergePlan, merge, plan_merge
     from foretune.api.recipes import Recipe, write_recipe
     from foretune.api.rows import DataAnswer, Progress, RowPreview, RowRun, check_data, prepare_data
     from foretune.api.runs import RunPlanned, plan_training, train
@@ -58,6 +59,8 @@ if TYPE_CHECKING:
     from foretune.devices import Detection, detect_devices, host_memory
     from foretune.evidence import (
         EngineName,
+        MergeCheck,
+        MergedLayer,
         Prediction,
         Refusal,
         Request,
@@ -93,6 +96,10 @@ __all__ = [
     "Library",
     "LoadedConfig",
     "MemoryEstimate",
+    "MergeAnswer",
+    "MergeCheck",
+    "MergePlan",
+    "MergedLayer",
     "ModelEntry",
     "ModelShape",
     "ModelSummary",
@@ -141,7 +148,9 @@ __all__ = [
     "list_models",
     "load_config",
     "make_sample_model",
+    "merge",
     "parse_config",
+    "plan_merge",
     "plan_training",
     "prepare_data",
     "read_lengths",
@@ -653,6 +662,10 @@ def __getattr__(name: str) -> Any:
         from foretune.api import recipes
 
         return getattr(recipes, name)
+    if name in ("MergeAnswer", "MergePlan", "merge", "plan_merge"):
+        from foretune.api import merging
+
+        return getattr(merging, name)
     if name in ("RunPlanned", "plan_training", "train"):
         from foretune.api import runs
 
@@ -673,7 +686,16 @@ def __getattr__(name: str) -> Any:
         from foretune.runtime import sample
 
         return getattr(sample, name)
-    if name in ("Prediction", "Refusal", "RunRecord", "ScoreReport", "read_record", "report_of"):
+    if name in (
+        "MergeCheck",
+        "MergedLayer",
+        "Prediction",
+        "Refusal",
+        "RunRecord",
+        "ScoreReport",
+        "read_record",
+        "report_of",
+    ):
         from foretune import evidence
 
         return getattr(evidence, name)

@@ -1,6 +1,6 @@
 """The journey of `evaluate`: from a run's artifact to what it is and does after it was loaded again."""
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from datetime import date
 from math import exp
 from pathlib import Path
@@ -11,7 +11,7 @@ from foretune.contract import TrainingConfig
 from foretune.data import DataStats, cache_folder
 from foretune.errors import ConfigError
 from foretune.evidence import EvaluationReading, RunRecord
-from foretune.models import ModelShape, fetch_weights, find_weights, resolve_config, resolve_model
+from foretune.models import ModelShape, WeightFiles, fetch_weights, find_weights, resolve_config, resolve_model
 from foretune.runtime.preparation import Progress
 from foretune.values import Value
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from foretune.runtime.feed import Feed
     from foretune.runtime.live import Live
 
-__all__ = ["EvaluationAnswer", "Generation", "evaluate"]
+__all__ = ["EvaluationAnswer", "Generation", "Source", "evaluate", "source_of"]
 
 LARGEST_EXPONENT = 700.0
 """Above it a perplexity is no finite number."""
@@ -75,10 +75,11 @@ def evaluate(
 ) -> Iterator[Progress | EvaluationAnswer]:
     """Reload what a run made through the loader of training, and say what it does; the last item is the answer.
 
-    Logits are compared with those that the run stored. `data` is a file of rows whose loss is measured, with the run's
-    own settings. `prompts` are answered in the format of training; another `format` is refused unless it is allowed.
-    Writes a record below `RUN/evaluations/`. Raises RunDirectoryError for a run without success and for another base
-    model, VerificationError, DataError, SaveError and what loading raises.
+    `run` is the run's folder, or what `merge` made in it. Logits are compared with those that were stored with it.
+    `data` is a file of rows whose loss is measured, with the run's own settings. `prompts` are answered in the format
+    of training; another `format` is refused unless it is allowed. Writes a record below `RUN/evaluations/`. Raises
+    RunDirectoryError for a run without success and for another base model, VerificationError, DataError, SaveError and
+    what loading raises.
 
         *_, answer = evaluate("runs/first", data="held-out.jsonl")
         answer.loss, answer.record.probe.is_bitwise_equal
@@ -90,15 +91,15 @@ def evaluate(
     from foretune.runtime.border import quietly
     from foretune.runtime.failures import running
     from foretune.runtime.preflight import run_device
-    from foretune.runtime.reload import compare_probe, finished_run, reload_model
-    from foretune.runtime.run_folder import evaluation_of, note_evaluation, now
+    from foretune.runtime.reload import compare_probe, finished_artifact, reload_model
+    from foretune.runtime.run_folder import evaluation_of, note_later, now
 
-    trained, artifact, described = finished_run(Path(run))
-    config = trained.requested
+    trained, artifact, described = finished_artifact(Path(run))
+    config = _as_loaded(trained.requested, described)
     kind = _chosen_format(described, format, allow_other=allow_other_format) if prompts else None
     require_libraries(*libraries_for(config))
     device, _ = run_device(config)
-    source = _source(trained, artifact, described, offline=offline)
+    source = source_of(trained, artifact, described, offline=offline, fetch=fetch_weights)
     tested = None
     if data is not None:
         tested = yield from _rows(config, data, artifact, trained, workers)
@@ -108,7 +109,8 @@ def evaluate(
         record = evaluation_of(trained, compare_probe(live, artifact, described), device)
         readings = () if tested is None else (_reading(live, tested, described),)
         said = _generations(live, artifact, described, kind, prompts, max_new_tokens)
-    record, loss = record.with_(evaluations=readings, finished_at=now()), readings[0].loss if readings else None
+    record = record.with_(evaluations=readings, finished_at=now(), artifact=artifact.name)
+    loss = readings[0].loss if readings else None
     yield EvaluationAnswer(
         run=run,
         artifact=str(artifact),
@@ -116,7 +118,7 @@ def evaluate(
         format=described.format.kind,
         stop_ids=described.stop_ids,
         record=record,
-        record_file=str(note_evaluation(Path(run), record)),
+        record_file=str(note_later(artifact.parent, record)),
         loss=loss,
         perplexity=exp(loss) if loss is not None and loss < LARGEST_EXPONENT else None,
         stats=None if tested is None else tested.stats,
@@ -124,27 +126,42 @@ def evaluate(
     )
 
 
-class _Source(NamedTuple):
+def _as_loaded(config: TrainingConfig, described: "ArtifactFacts") -> TrainingConfig:
+    """Return the configuration by which an artifact is loaded: a whole model has no adapters, and is not quantized."""
+    return config if described.kind == "adapter" else config.with_(lora=None, quantization=None)
+
+
+class Source(NamedTuple):
     """Where the weights are that are loaded first: the base's, or a whole model's own."""
 
     shape: ModelShape
     raw_config: dict[str, Any]
     folder: Path
+    weights: WeightFiles | None
+    """The base's; None for a whole model."""
 
 
-def _source(trained: RunRecord, artifact: Path, described: "ArtifactFacts", *, offline: bool) -> _Source:
+def source_of(
+    trained: RunRecord,
+    artifact: Path,
+    described: "ArtifactFacts",
+    *,
+    offline: bool,
+    fetch: Callable[[WeightFiles], WeightFiles],
+) -> Source:
+    """Find what an artifact is loaded from; `fetch` gets a base that is not here. Raises RunDirectoryError."""
     from foretune.runtime.reload import require_base
 
-    folder, model, revision = artifact, str(artifact), None
+    folder, model, revision, weights = artifact, str(artifact), None, None
     if described.kind == "adapter":
         assert trained.base is not None
         model, revision = trained.requested.model.id, trained.base.resolved_revision
-        weights = fetch_weights(find_weights(model, revision=revision, offline=offline))
+        weights = fetch(find_weights(model, revision=revision, offline=offline))
         require_base(weights, trained)
         assert weights.folder is not None
         folder = weights.folder
     shape = resolve_model(model, revision=revision, offline=offline)
-    return _Source(shape, resolve_config(model, revision=revision, offline=offline), folder)
+    return Source(shape, resolve_config(model, revision=revision, offline=offline), folder, weights)
 
 
 def _chosen_format(described: "ArtifactFacts", asked: Kind | None, *, allow_other: bool) -> Kind:

@@ -36,6 +36,7 @@ root = Group(
         "recipe": LazyCommand("foretune.cli.recipe", "recipe", "A fine-tune as a folder to read and to run."),
         "train": LazyCommand("foretune.cli.train", "train", "Run a fine-tune, with every promise checked."),
         "evaluate": LazyCommand("foretune.cli.evaluate", "evaluate", "Reload what a run made, and what it does."),
+        "merge": LazyCommand("foretune.cli.merge", "merge", "Adapters and base as one model, and how far it is off."),
         "quickstart": LazyCommand("foretune.cli.quickstart", "quickstart", "The whole journey once, on this CPU."),
         "score": LazyCommand("foretune.cli.score", "score", "How far predictions are from what was measured."),
         "data": LazyCommand("foretune.cli.data", "data", "The rows that are trained on: check and convert."),

@@ -50,8 +50,8 @@ def evaluate(run: str, **given: Any) -> Reply:
     """Reload the artifact of a run that ended with success, and compare it with what was trained.
 
     The base model must be the one of the run, and the logits those that the run stored. With --data the loss of other
-    rows is measured, with --prompt the model answers in the format it was trained in. RUN is the run's folder, or the
-    configuration file that it was run from.
+    rows is measured, with --prompt the model answers in the format it was trained in. RUN is the run's folder or the
+    configuration file that it was run from; RUN/merged is what `merge` made.
     """
     from foretune import api
     from foretune.cli.request import run_folder

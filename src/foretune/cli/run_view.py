@@ -18,6 +18,10 @@ PHASES = {
     "rehearsal": "Rehearsing the widest micro batch",
     "evaluation": "Evaluating",
     "save": "Saving and verifying the artifact",
+    "merge.base": "Running the base on the probe's rows",
+    "merge.merge": "Merging layer by layer",
+    "merge.check": "Running the merged model on the probe's rows",
+    "merge.save": "Saving the merged model",
 }
 
 

@@ -2,6 +2,7 @@
 
 from foretune.evidence.accuracy import ScoreReport, Spread, SummaryLine, report_of, spread_of, summarize
 from foretune.evidence.compact import compact_lines
+from foretune.evidence.merging import MergeCheck, MergedLayer, WeightDtype
 from foretune.evidence.observations import OWN_OBSERVATIONS, Observation, parse_observation, read_observations
 from foretune.evidence.record import (
     BaseIdentity,
@@ -38,6 +39,8 @@ __all__ = [
     "EvaluationReading",
     "Failure",
     "Hardware",
+    "MergeCheck",
+    "MergedLayer",
     "Observation",
     "Outcome",
     "Padding",
@@ -53,6 +56,7 @@ __all__ = [
     "Spread",
     "StackChoice",
     "SummaryLine",
+    "WeightDtype",
     "choose_stack",
     "compact_lines",
     "encode_record",

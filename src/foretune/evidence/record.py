@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from foretune.contract import TrainingConfig
 from foretune.errors import EvidenceError
+from foretune.evidence.merging import MergeCheck
 from foretune.memory.answer import MemoryEstimate
 from foretune.values import Value, encode_json
 
@@ -228,10 +229,10 @@ class Failure(Value, frozen=True, kw_only=True):
 
 
 class RunRecord(Value, frozen=True, kw_only=True):
-    """One run of `train` or `evaluate`."""
+    """One run of `train`, `evaluate` or `merge`."""
 
     schema: Literal["foretune.record/1"] = "foretune.record/1"
-    kind: Literal["train", "evaluate"]
+    kind: Literal["train", "evaluate", "merge"]
     outcome: Outcome
     started_at: str
     """UTC, ISO 8601."""
@@ -264,6 +265,8 @@ class RunRecord(Value, frozen=True, kw_only=True):
     """Path within the run's folder."""
     probe: ProbeCheck | None = None
     """Of `evaluate`."""
+    merge_check: MergeCheck | None = None
+    """Of `merge`."""
     warnings: tuple[str, ...] = ()
     failure: Failure | None = None
 

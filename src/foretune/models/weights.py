@@ -42,6 +42,8 @@ class StoredTensor(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     num_bytes: int
+    start: int
+    """Where its bytes begin in the file."""
 
 
 class WeightFiles(NamedTuple):
@@ -212,7 +214,7 @@ def read_safetensors_header(path: Path) -> dict[str, StoredTensor]:
             if size < 8 or length > min(MAX_HEADER_BYTES, size - 8):
                 raise _damaged(path, "its header is longer than it may be")
             header = json.loads(file.read(length), object_pairs_hook=_unique)
-        return dict(_entries(header, size - 8 - length))
+        return dict(_entries(header, 8 + length, size - 8 - length))
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise ConfigError(f"The file cannot be read: {reason}.", hint="Check it.", place=str(path)) from error
@@ -222,7 +224,7 @@ def read_safetensors_header(path: Path) -> dict[str, StoredTensor]:
         raise _damaged(path, str(error) or "its header is none") from error
 
 
-def _entries(header: dict[str, Any], num_bytes: int) -> Iterator[tuple[str, StoredTensor]]:
+def _entries(header: dict[str, Any], begin: int, num_bytes: int) -> Iterator[tuple[str, StoredTensor]]:
     if len(header) > MAX_TENSORS:
         raise ValueError(f"it names more than {MAX_TENSORS:,} tensors")
     for name, entry in header.items():
@@ -235,7 +237,7 @@ def _entries(header: dict[str, Any], num_bytes: int) -> Iterator[tuple[str, Stor
         bits = math.prod(shape) * ITEM_BITS[entry["dtype"]]
         if start > end or end > num_bytes or 8 * (end - start) != bits:
             raise ValueError(f"the tensor {name[:80]!r} does not lie in the file as its header says")
-        yield name, StoredTensor(entry["dtype"], shape, end - start)
+        yield name, StoredTensor(entry["dtype"], shape, end - start, begin + start)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

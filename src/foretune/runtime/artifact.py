@@ -16,7 +16,7 @@ import torch
 from msgspec import Meta
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from foretune import __version__
 from foretune.data import Message, TemplateProblem, format_instruction
@@ -33,10 +33,15 @@ __all__ = [
     "PROBE",
     "ArtifactFacts",
     "PromptFormat",
+    "about_prompts",
+    "copy_tokenizer",
     "probe_logits",
     "prompt_format",
     "read_artifact",
+    "read_probe",
     "save_artifact",
+    "write_generation",
+    "write_probe",
     "written_prompt",
 ]
 
@@ -143,17 +148,38 @@ def probe_rows(example_ids: list[int], vocab_size: int) -> list[Tensor]:
     return [torch.tensor([example_ids], dtype=torch.int64), drawn]
 
 
-def probe_logits(live: Live, rows: list[Tensor]) -> list[Tensor]:
+def probe_logits(model: nn.Module, rows: list[Tensor]) -> list[Tensor]:
     """Return the logits of the last places of each row, in fp32 on the CPU, without dropout."""
-    found = []
-    with at_rest(live.model):
+    found, device = [], next(model.parameters()).device
+    with at_rest(model):
         for row in rows:
-            logits = live.model(input_ids=row.to(live.device), use_cache=False).logits
+            logits = model(input_ids=row.to(device), use_cache=False).logits
             found.append(logits[0, -PROBE_KEPT:].float().cpu().contiguous())
     return found
 
 
+def write_probe(draft: Path, rows: list[Tensor], logits: list[Tensor]) -> None:
+    """Write the rows of the probe, and the logits that a model has at the last places of each."""
+    probe = {f"ids.{number}": row for number, row in enumerate(rows)}
+    save_file(probe | {f"logits.{number}": each for number, each in enumerate(logits)}, draft / PROBE)
+
+
+def read_probe(artifact: Path) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the rows of an artifact's probe, and the logits that were stored with them."""
+    with safe_open(artifact / PROBE, "pt") as file:
+        count = sum(name.startswith("ids.") for name in file.keys())  # noqa: SIM118 - it is no dictionary
+        rows = [file.get_tensor(f"ids.{number}") for number in range(count)]
+        return rows, [file.get_tensor(f"logits.{number}") for number in range(count)]
+
+
 # -- saving
+
+
+def copy_tokenizer(source: Path, draft: Path) -> None:
+    """Copy the files of a tokenizer, its chat template among them, as they are."""
+    for name in TOKENIZER_FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, draft / name)
 
 
 def save_artifact(
@@ -171,13 +197,9 @@ def save_artifact(
             _write_model(draft, live, facts["stop_ids"]) if kind == "model" else _write_adapter(draft, live, facts)
         )
         _compare(written, live)
-        for name in TOKENIZER_FILES:
-            if (tokenizer_folder / name).is_file():
-                shutil.copyfile(tokenizer_folder / name, draft / name)
+        copy_tokenizer(tokenizer_folder, draft)
         rows = probe_rows(example_ids, live.facts.shape.vocab_size)
-        logits = probe_logits(live, rows)
-        probe = {f"ids.{number}": row for number, row in enumerate(rows)}
-        save_file(probe | {f"logits.{number}": each for number, each in enumerate(logits)}, draft / PROBE)
+        write_probe(draft, rows, probe_logits(live.model, rows))
         entries = [tensor for path in written for tensor in read_safetensors_header(path).values()]
         made = ArtifactFacts(
             version=__version__,
@@ -224,11 +246,16 @@ def _write_model(draft: Path, live: Live, stop_ids: tuple[int, ...]) -> list[Pat
         base.config.use_cache = False
         if own is not None:
             base.generation_config = own
+    write_generation(draft, own, stop_ids)
+    return sorted(draft.glob("*.safetensors"))
+
+
+def write_generation(draft: Path, own: Any, stop_ids: tuple[int, ...]) -> None:
+    """Write a base's own settings of generation, where it has some, with the tokens at which an answer ends."""
     if own is not None:
         settings = copy.deepcopy(own)
         settings.eos_token_id = list(stop_ids)
         (draft / GENERATION).write_text(settings.to_json_string(), encoding="utf-8")
-    return sorted(draft.glob("*.safetensors"))
 
 
 def _compare(files: list[Path], live: Live) -> None:
@@ -306,13 +333,20 @@ def _card(facts: ArtifactFacts) -> str:
     base = facts.base
     revision = f", revision {base.resolved_revision}" if base.resolved_revision else ""
     what = "adapters for" if facts.kind == "adapter" else "a fine-tune of"
-    fence = "`" * 3
     return (
         f"---\nlibrary_name: {'peft' if facts.kind == 'adapter' else 'transformers'}\nbase_model: {base.id}\n---\n\n"
         f"# {what.capitalize()} {base.id}\n\n"
         f"Made by foretune {facts.version} from {base.id}{revision} ({base.model_class}), {facts.updates:,} updates. "
         f"Weights in {facts.weight_dtype}"
         f"{'' if facts.adapter_dtype is None else f', adapters in {facts.adapter_dtype}'}.\n\n"
+        f"{about_prompts(facts)}"
+    )
+
+
+def about_prompts(facts: ArtifactFacts) -> str:
+    """Write the sections that every model card has: how prompts are written, and what nobody has said."""
+    fence = "`" * 3
+    return (
         f"## Prompts\n\nWritten as {facts.format.kind} in training, and to be written so again; one as the model sees "
         f"it:\n\n{fence}text\n{facts.format.example_prompt}\n{fence}\n\n"
         f"An answer ends at one of these tokens: {', '.join(map(str, facts.stop_ids))}.\n\n"

@@ -16,7 +16,7 @@ from foretune.memory.qualify import require_device
 from foretune.runtime.run_folder import CHECKPOINTS
 from foretune.units import format_bytes
 
-__all__ = ["UNQUALIFIED", "checkpoint_bytes", "require_disk", "run_device", "warnings_about"]
+__all__ = ["UNQUALIFIED", "checkpoint_bytes", "require_disk", "require_room", "run_device", "warnings_about"]
 
 UNQUALIFIED = "No test has executed this path on CUDA: it is not qualified. What is verified is verified all the same."
 """Said first by every run on CUDA, until a GPU has run the tests."""
@@ -75,12 +75,7 @@ def require_disk(config: TrainingConfig, facts: Facts, artifact_bytes: int) -> t
     Raises ConfigError where they are too few, or where nothing may be written.
     """
     assert config.output is not None
-    place = Path(config.output).absolute()
-    while not place.exists():
-        place = place.parent
-    if not os.access(place, os.W_OK):
-        message = f"output is {config.output}, and {place} cannot be written."
-        raise ConfigError(message, hint="Choose another output.", field="output")
+    place = _writable_place(Path(config.output))
     checkpoint = config.checkpoint
     keeps = checkpoint.every_updates is not None or checkpoint.every_minutes is not None
     # The newest ones, the best by evaluation, and the one that is being written before an old one goes.
@@ -95,6 +90,30 @@ def require_disk(config: TrainingConfig, facts: Facts, artifact_bytes: int) -> t
             field="output",
         )
     return needed, free
+
+
+def require_room(output: Path, needed: int) -> int:
+    """Return the bytes that are free where an output is to be. Raises ConfigError where they are too few."""
+    place = _writable_place(output)
+    free = shutil.disk_usage(place).free
+    if needed > free:
+        raise ConfigError(
+            f"{format_bytes(needed)} are written at {place}, and {format_bytes(free)} are free.",
+            hint="Choose another output, or free some space.",
+            field="output",
+        )
+    return free
+
+
+def _writable_place(output: Path) -> Path:
+    """Return the folder that exists and in which an output will be. Raises ConfigError where nothing may be written."""
+    place = output.absolute()
+    while not place.exists():
+        place = place.parent
+    if not os.access(place, os.W_OK):
+        message = f"output is {output}, and {place} cannot be written."
+        raise ConfigError(message, hint="Choose another output.", field="output")
+    return place
 
 
 def _held_bytes(folder: Path) -> int:

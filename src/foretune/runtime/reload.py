@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file
+from torch import Tensor, nn
 
 from foretune.contract import TrainingConfig
 from foretune.durable import verify_folder
@@ -13,12 +13,21 @@ from foretune.errors import RunDirectoryError, VerificationError
 from foretune.evidence import ProbeCheck, RunRecord, read_record
 from foretune.memory.components import Facts
 from foretune.models import WeightFiles
-from foretune.runtime.artifact import ADAPTER_WEIGHTS, PROBE, ArtifactFacts, probe_logits, read_artifact
+from foretune.runtime.artifact import ADAPTER_WEIGHTS, ARTIFACT, ArtifactFacts, probe_logits, read_artifact, read_probe
 from foretune.runtime.live import Live, assemble
 from foretune.runtime.load import load_model
 from foretune.runtime.run_folder import RECORD, RunFolder
 
-__all__ = ["compare_probe", "finished_run", "generate", "reload_model", "require_base"]
+__all__ = [
+    "TOLERANCES",
+    "compare_probe",
+    "finished_artifact",
+    "finished_run",
+    "generate",
+    "load_adapters",
+    "reload_model",
+    "require_base",
+]
 
 TOLERANCES = {"fp32": 1e-4, "bf16": 5e-2, "fp16": 1e-2}
 """How far logits of a reloaded artifact may be from the stored ones, by the dtype of the weights. On the machine and
@@ -33,12 +42,26 @@ def finished_run(run: Path) -> tuple[RunRecord, Path, ArtifactFacts]:
     """
     if not (run / RECORD).is_file():
         raise RunDirectoryError(f"{run} holds no run.", hint="Name the folder that `foretune train` made.")
+    return _finished(run, RunFolder(run).artifact)
+
+
+def finished_artifact(place: Path) -> tuple[RunRecord, Path, ArtifactFacts]:
+    """Do the same for a run's folder, or for an artifact in one: what `merge` made there has the record of its run.
+
+    Raises as `finished_run`.
+    """
+    artifact = place if place.name else place.absolute()
+    if (artifact / ARTIFACT).is_file() and (artifact.parent / RECORD).is_file():
+        return _finished(artifact.parent, artifact)
+    return finished_run(place)
+
+
+def _finished(run: Path, artifact: Path | None) -> tuple[RunRecord, Path, ArtifactFacts]:
     record = read_record(run / RECORD)
-    artifact = RunFolder(run).artifact
     if not record.is_success or artifact is None:
         raise RunDirectoryError(
-            f"The run in {run} has no artifact to evaluate: its outcome is {record.outcome}.",
-            hint="Only a run that ended with success is evaluated.",
+            f"The run in {run} has no artifact: its outcome is {record.outcome}.",
+            hint="Only a run that ended with success has one.",
         )
     verify_folder(artifact)
     return record, artifact, read_artifact(artifact)
@@ -79,21 +102,21 @@ def reload_model(
         raise VerificationError(f"The artifact was trained as {described.base.model_class}, and {found} was loaded.")
     live = assemble(loaded.model, config, facts, {})
     if described.kind == "adapter":
-        _load_adapters(live, artifact)
+        load_adapters(live.model, load_file(artifact / ADAPTER_WEIGHTS))
     live.step.eval()
     return live
 
 
-def _load_adapters(live: Live, artifact: Path) -> None:
+def load_adapters(model: nn.Module, stored: dict[str, Tensor]) -> None:
+    """Give a model with adapters those of an artifact. Raises VerificationError where they do not fit."""
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
-    stored = load_file(artifact / ADAPTER_WEIGHTS)
-    wanted = get_peft_model_state_dict(live.model, save_embedding_layers=False)
+    wanted = get_peft_model_state_dict(model, save_embedding_layers=False)
     if set(stored) != set(wanted):
         odd = sorted(set(stored) ^ set(wanted))
         raise VerificationError(f"The adapters do not fit the base: {odd[0]} and {len(odd) - 1:,} more names differ.")
-    set_peft_model_state_dict(live.model, stored)
-    now = get_peft_model_state_dict(live.model, save_embedding_layers=False)
+    set_peft_model_state_dict(model, stored)
+    now = get_peft_model_state_dict(model, save_embedding_layers=False)
     changed = [name for name, tensor in stored.items() if not torch.equal(now[name].cpu(), tensor)]
     if changed:
         raise VerificationError(f"The adapters were not taken as they are: {changed[0]} differs after loading.")
@@ -101,17 +124,15 @@ def _load_adapters(live: Live, artifact: Path) -> None:
 
 def compare_probe(live: Live, artifact: Path, described: ArtifactFacts) -> ProbeCheck:
     """Compare logits with those that the run stored. Raises VerificationError beyond the tolerance of the dtype."""
-    with safe_open(artifact / PROBE, "pt") as file:
-        count = sum(name.startswith("ids.") for name in file.keys())  # noqa: SIM118 - it is no dictionary
-        rows = [file.get_tensor(f"ids.{number}") for number in range(count)]
-        stored = [file.get_tensor(f"logits.{number}") for number in range(count)]
-    found = probe_logits(live, rows)
+    rows, stored = read_probe(artifact)
+    found = probe_logits(live.model, rows)
     difference = max(float((one - other).abs().max()) for one, other in zip(found, stored, strict=True))
-    tolerance = TOLERANCES[described.weight_dtype]
+    coarsest = max((described.weight_dtype, live.config.precision.dtype), key=lambda name: TOLERANCES[name])
+    tolerance = TOLERANCES[coarsest]
     if not difference <= tolerance:
         raise VerificationError(
             f"The reloaded artifact gives other logits than the run stored: they differ by {difference:.3g}, and "
-            f"{tolerance:g} is the most for {described.weight_dtype}.",
+            f"{tolerance:g} is the most for {coarsest}.",
             hint="Its files, the base's or the libraries are not those of the run.",
         )
     adapters = {str(each.dtype).removeprefix("torch.") for name, each in live.trained.items() if ".lora_" in name}

@@ -6,6 +6,8 @@ RUN/updates.jsonl     a line for each update and evaluation
 RUN/checkpoints/      what it can be resumed from
 RUN/adapter/ or model/  the artifact, there whole or not at all
 RUN/evaluations/      a record for each `evaluate`
+RUN/merged/           the artifact merged into its base, where `merge` was asked for no other place
+RUN/merges/           a record for each `merge`
 RUN/lock              held while the run goes on; it tells nothing by itself
 RUN/holder.json       which process holds it
 """
@@ -16,7 +18,7 @@ from collections.abc import Container, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import json
 
@@ -24,7 +26,7 @@ from foretune.contract import TrainingConfig, dump_config
 from foretune.devices import DeviceSpec
 from foretune.durable import STAGED, at, draft_of, remove_folder, replace_file, told, write_file
 from foretune.errors import EvidenceError, ForetuneError, RunDirectoryError
-from foretune.evidence import ProbeCheck, ProcessIdentity, RunRecord, encode_record, read_record
+from foretune.evidence import MergeCheck, ProbeCheck, ProcessIdentity, RunRecord, encode_record, read_record
 from foretune.runtime.failures import failure_of, outcome_of
 from foretune.runtime.identity import code_identity, hardware_of
 from foretune.runtime.libraries import all_versions
@@ -36,8 +38,10 @@ __all__ = [
     "begin_anew",
     "evaluation_of",
     "failed_start_path",
-    "note_evaluation",
+    "hold_run",
+    "merge_of",
     "note_failed_start",
+    "note_later",
     "now",
     "open_run",
     "require_free",
@@ -46,7 +50,7 @@ __all__ = [
 
 RECORD, CONFIG, UPDATES, CHECKPOINTS = "record.json", "config.yaml", "updates.jsonl", "checkpoints"
 LOCK, HOLDER = "lock", "holder.json"
-EVALUATIONS = "evaluations"
+EVALUATIONS, MERGES = "evaluations", "merges"
 ARTIFACTS = ("adapter", "model")
 BEFORE_A_RUN = {LOCK, HOLDER, draft_of(Path(HOLDER)).name, draft_of(Path(RECORD)).name}
 """What a process leaves that is killed before its run has a record: to another one that is no more than nothing."""
@@ -161,8 +165,18 @@ def note_failed_start(error: ForetuneError, record: RunRecord) -> None:
 
 def evaluation_of(trained: RunRecord, probe: ProbeCheck, device: DeviceSpec | None) -> RunRecord:
     """Return the record of an evaluation of a run."""
+    return _record_after(trained, "evaluate", device).with_(probe=probe)
+
+
+def merge_of(trained: RunRecord, check: MergeCheck, started_at: str) -> RunRecord:
+    """Return the record of a merge of a run's adapters into their base."""
+    return _record_after(trained, "merge", None).with_(merge_check=check, started_at=started_at, finished_at=now())
+
+
+def _record_after(trained: RunRecord, kind: Literal["evaluate", "merge"], device: DeviceSpec | None) -> RunRecord:
+    """Return the record of what is done with a run's artifact."""
     return RunRecord(
-        kind="evaluate",
+        kind=kind,
         outcome="success",
         started_at=now(),
         requested=trained.requested,
@@ -173,13 +187,12 @@ def evaluation_of(trained: RunRecord, probe: ProbeCheck, device: DeviceSpec | No
         hardware=hardware_of(device),
         pad=trained.pad,
         artifact=trained.artifact,
-        probe=probe,
     )
 
 
-def note_evaluation(run: Path, record: RunRecord) -> Path:
-    """Keep the record of an evaluation below its run, under the next number. Raises SaveError."""
-    folder, data = run / EVALUATIONS, encode_record(record)
+def note_later(run: Path, record: RunRecord) -> Path:
+    """Keep the record of an evaluation or a merge below its run, under the next number. Raises SaveError."""
+    folder, data = run / {"evaluate": EVALUATIONS, "merge": MERGES}[record.kind], encode_record(record)
     with told(folder):
         folder.mkdir(exist_ok=True)
         number = 1 + len(list(folder.glob("*.json")))
@@ -187,7 +200,7 @@ def note_evaluation(run: Path, record: RunRecord) -> Path:
             path = folder / f"{number:04}.json"
             try:
                 write_file(path, data)
-            except FileExistsError:  # another evaluation was first
+            except FileExistsError:  # another one was first
                 number += 1
                 continue
             return path
@@ -259,6 +272,18 @@ def open_run(path: Path, *, resumes: bool) -> Iterator[RunFolder]:
     with _held(path):
         if not resumes and _is_used(path):  # another process was first, and is done
             raise _not_empty(path)
+        folder = RunFolder(path)
+        folder.remove_drafts()
+        yield folder
+
+
+@contextmanager
+def hold_run(path: Path) -> Iterator[RunFolder]:
+    """Hold the folder of a run that ended, and remove what a process that was killed left unfinished in it.
+
+    Raises RunDirectoryError where another process holds it.
+    """
+    with _held(path):
         folder = RunFolder(path)
         folder.remove_drafts()
         yield folder
