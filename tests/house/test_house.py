@@ -23,6 +23,7 @@ ROOMS = (
     "foretune.devices",
     "foretune.errors",
     "foretune.evidence",
+    "foretune.machine",
     "foretune.memory",
     "foretune.models",
     "foretune.planner",

@@ -49,6 +49,7 @@ from foretune.values import Value
 if TYPE_CHECKING:
     import os
 
+    from foretune.api.doctor import examine_machine
     from foretune.api.evaluation import EvaluationAnswer, Generation, evaluate
     from foretune.api.rows import DataAnswer, Progress, RowPreview, RowRun, check_data, prepare_data
     from foretune.api.runs import RunPlanned, plan_training, train
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
         read_record,
         report_of,
     )
+    from foretune.machine import Finding, MachineReport
     from foretune.needs import LengthNeed, LengthsAnswer
     from foretune.planner import Boundary, Carriers, Frontier, Objective, Plan, Recommendation
     from foretune.runtime.run_events import CheckpointSaved, PhaseBegan, RunFinished, UpdateDone
@@ -81,6 +83,7 @@ __all__ = [
     "DeviceSpec",
     "EstimateAnswer",
     "EvaluationAnswer",
+    "Finding",
     "Fit",
     "Frontier",
     "Generation",
@@ -89,6 +92,7 @@ __all__ = [
     "LengthsAnswer",
     "Library",
     "LoadedConfig",
+    "MachineReport",
     "MemoryEstimate",
     "ModelEntry",
     "ModelShape",
@@ -125,6 +129,7 @@ __all__ = [
     "estimate_lengths",
     "estimate_timeline",
     "evaluate",
+    "examine_machine",
     "find_device",
     "find_stack",
     "fingerprint",
@@ -642,6 +647,14 @@ def __getattr__(name: str) -> Any:
         from foretune.api import evaluation
 
         return getattr(evaluation, name)
+    if name == "examine_machine":
+        from foretune.api import doctor
+
+        return doctor.examine_machine
+    if name in ("Finding", "MachineReport"):
+        from foretune import machine
+
+        return getattr(machine, name)
     if name in ("RunPlanned", "plan_training", "train"):
         from foretune.api import runs
 

@@ -11,10 +11,13 @@ from foretune.cli.terminal import Terminal, wrapped
 __all__ = ["EXIT_CODES", "help_command"]
 
 EXIT_CODES: tuple[tuple[int, str], ...] = (
-    (0, "It worked; with --check: it fits."),
+    (0, "It worked; with --check: the answer is yes."),
     (1, "A mistake in foretune, or an answer that could not be written. The message says how to report it."),
     (2, "The request is wrong or not supported: option, file, field, value."),
-    (3, "The answer is no. Only with --check: does not fit, tight (unless --accept tight) or unknown."),
+    (
+        3,
+        "The answer is no. Only with --check: does not fit, tight (unless --accept tight), unknown; not ready to train.",
+    ),
     (4, "The model's config cannot be had: token missing, access not granted, not found, offline."),
     (5, "The data cannot be read: no such file, nothing in it, or a line that is wrong."),
     (6, "Out of memory. The message has the phase, the largest parts and the nearest changes."),
