@@ -141,6 +141,26 @@ def test_the_visible_devices_are_those_of_cuda(detect: Detect, value: str, names
     assert (found.reason is None) is bool(names)
 
 
+def test_a_serial_number_in_the_variable_is_not_repeated(detect: Detect) -> None:
+    found = detect(fake_nvml(FIRST, SECOND), CUDA_VISIBLE_DEVICES="GPU-bbbb2222")
+    assert "bbbb2222" not in f"{found.notes}{found.reason}"
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("/usr/bin/python3 /home/me/train.py --token=x", "python3"),
+        ("python /home/me/train.py", "python"),
+        ("C:\\Program Files\\My App\\app.exe --key x", "app.exe"),
+        ("[Insufficient Permissions]", None),
+        ("/", None),
+    ],
+)
+def test_of_a_process_only_its_name_is_told(detect: Detect, command: str, name: str | None) -> None:
+    holders = detect(fake_nvml(card(compute=[process(4, 1)]), names={4: command})).devices[0].holders
+    assert holders[0].name == name
+
+
 def test_the_order_of_cuda_may_be_another(detect: Detect) -> None:
     found = detect(fake_nvml(FIRST, SECOND), CUDA_VISIBLE_DEVICES="0")
     assert any("PCI_BUS_ID" in note for note in found.notes)

@@ -87,6 +87,13 @@ def aged_file(path: Path) -> Path:
     return aged(path)
 
 
+def test_a_run_whose_lock_is_free_writes_nothing_however_young_its_draft_is(tmp_path: Path) -> None:
+    (tmp_path / "first/checkpoints/.staged-update-2-x").mkdir(parents=True)
+    assert leftovers(tmp_path) == []
+    (tmp_path / "first" / LOCK).write_text("")
+    assert [left.path.name for left in leftovers(tmp_path)] == [".staged-update-2-x"]
+
+
 def test_files_of_other_programs_are_no_leftovers(tmp_path: Path) -> None:
     for name in (".bashrc.new", "record.json.new", ".x.12.tmp", "staged-x", ".notes.txt.99999999.tmp"):
         aged_file(tmp_path / name)

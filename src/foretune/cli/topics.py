@@ -16,7 +16,7 @@ EXIT_CODES: tuple[tuple[int, str], ...] = (
     (2, "The request is wrong or not supported: option, file, field, value."),
     (
         3,
-        "The answer is no. Only with --check: does not fit, tight (unless --accept tight), unknown; not ready to train.",
+        "The answer is no. Only with --check: does not fit, tight (unless --accept tight), unknown; doctor: not ready.",
     ),
     (4, "The model's config cannot be had: token missing, access not granted, not found, offline."),
     (5, "The data cannot be read: no such file, nothing in it, or a line that is wrong."),

@@ -190,6 +190,8 @@ def _program_name(command: str) -> str | None:
     >>> _program_name("/usr/bin/python3 /home/me/train.py --token=x")
     'python3'
     """
+    if command.startswith("["):  # [Insufficient Permissions]
+        return None
     path = command.replace("\\", "/")
     end = path.lower().find(".exe")  # folders of Windows have spaces
     path = path[: end + len(".exe")] if end >= 0 else path.partition(" ")[0]
@@ -290,8 +292,8 @@ def host_memory() -> DeviceSpec | None:
         return None
     limit = memory_limit()
     if limit is not None and limit.limit_bytes < total:
-        frees = [size for size in (available, limit.free_bytes) if size is not None]
-        total, available = limit.limit_bytes, min(frees, default=None)
+        total = limit.limit_bytes
+        available = min(size for size in (total, available, limit.free_bytes) if size is not None)
     return DeviceSpec(name="this machine's memory", total_bytes=total, total_is="reported", free_bytes=available)
 
 

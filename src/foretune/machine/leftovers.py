@@ -21,12 +21,12 @@ __all__ = ["Leftover", "folder_findings", "leftovers", "unfinished_runs"]
 
 DEEPEST, MOST_ENTRIES, MOST_SHOWN = 4, 20_000, 20
 YOUNG_SECONDS = 60.0
-"""A draft that was touched later may still be written by a process that holds no run's folder."""
+"""A draft outside a run's folder that was touched later may still be written; a run's own lock says it better."""
 _DRAFT = re.compile(r"\.(?:record\.json|config\.yaml|updates\.jsonl|holder\.json|.+\.failed-start\.json)\.new")
 _PARTIAL = re.compile(r"\..+\.(?:svg|jsonl?|ya?ml|csv|html|md)\.(\d{1,9})\.tmp")
 """What the command line leaves of a file that it was writing; the number is the process'."""
 _SKIPPED = {"node_modules", "site-packages", "__pycache__"}
-RECORD, CONFIG = "record.json", "config.yaml"
+RECORD, CONFIG, LOCK = "record.json", "config.yaml", "lock"
 
 
 class Leftover(NamedTuple):
@@ -113,11 +113,11 @@ def leftovers(folder: Path) -> list[Leftover]:
     held: dict[Path, bool] = {}
     for entry in _entries(folder):
         is_folder = entry.is_dir(follow_symlinks=False)
-        if not _is_draft(entry.name, is_folder=is_folder) or _is_young(entry):
+        if not _is_draft(entry.name, is_folder=is_folder):
             continue
         path = Path(entry.path)
-        parents = (path.parent, path.parent.parent)  # a run's own drafts, and those of its checkpoints
-        if any(held.setdefault(parent, _is_held(parent)) for parent in parents):
+        runs = [each for each in (path.parent, path.parent.parent) if (each / LOCK).exists()]
+        if any(held.setdefault(each, _is_held(each)) for each in runs) or (not runs and _is_young(entry)):
             continue
         found.append(Leftover(path.relative_to(folder), is_folder))
     return sorted(found)
@@ -168,7 +168,7 @@ def _outcome(path: Path) -> tuple[str, str] | None:
 
 def _is_held(path: Path) -> bool:
     """Say whether a process holds a run's folder; one whose lock cannot be looked at is taken to be held."""
-    if not (path / "lock").exists():
+    if not (path / LOCK).exists():
         return False
     from foretune.runtime.run_folder import is_held
 
