@@ -3,9 +3,11 @@
 import os
 import re
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+
+from foretune.texts import escape
 
 __all__ = ["Private", "private_words"]
 
@@ -42,13 +44,7 @@ class Private:
         for name in self._names:
             if len(name) >= _SHORTEST:
                 text = text.replace(name, HIDDEN)
-        return "".join(_visible(text[:_LONGEST]))
-
-
-def _visible(text: str) -> Iterator[str]:
-    for character in text:
-        is_plain = character.isprintable()
-        yield character if is_plain else character.encode("unicode_escape", "surrogatepass").decode()
+        return escape(text[:_LONGEST])
 
 
 def private_words(environment: Mapping[str, str] | None = None) -> Private:
