@@ -43,6 +43,7 @@ from foretune.models import (
     resolve_model,
     resolve_targets,
 )
+from foretune.texts import escape
 from foretune.traces import AliveTensors, Timeline, alive_at, events_of, timeline_of
 from foretune.values import Value
 
@@ -180,6 +181,25 @@ class EstimateAnswer(Value, frozen=True, kw_only=True):
         if self.unknown_because is not None:
             return "unknown"
         return None if self.fit is None else self.fit.verdict
+
+    def __repr__(self) -> str:
+        from foretune.memory.words import short_line
+
+        known = "unknown" if self.estimate is None else short_line(self.estimate, self.fit)
+        return f"<{type(self).__name__} of {escape(self.model)}, {self.config.method}: {escape(known)}>"
+
+    def _repr_html_(self) -> str:
+        from foretune.memory.notebook import show_estimate
+        from foretune.pictures import card, paragraph
+
+        batch = self.config.batch
+        asked = f"{self.config.precision.dtype}, {batch.micro_batch_size:,} x {batch.sequence_length:,} tokens"
+        title = f"{self.model}: {self.config.method}, {asked}"
+        unknown = () if self.unknown_because is None else (f"Unknown: {self.unknown_because}",)
+        if self.estimate is None:
+            return card(title, *(paragraph(text) for text in unknown))
+        advice = () if self.fit is None or self.fit.verdict == "fits" else (self.fit.because,)
+        return show_estimate(self.estimate, self.fit, title=title, remarks=(*unknown, *advice))
 
 
 class Library(Value, frozen=True, kw_only=True):

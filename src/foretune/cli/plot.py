@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from foretune.cli.drawing import LATER
+from foretune.memory.words import words_of
 from foretune.pictures import COLORS, STACKED, framed, label
 from foretune.texts import text_of
 from foretune.units import GIB, MIB, format_bytes
@@ -241,8 +242,9 @@ def _legend(shown: _Shown) -> Iterator[str]:
 
 
 def _levels_of(shown: _Shown) -> tuple[str, str]:
-    """What the two levels are called: a CPU has no caching allocator."""
-    return ("tensors", "process") if shown.config.device == "cpu" else ("allocated", "reserved")
+    """What the two levels are called."""
+    words = words_of(shown.estimate)
+    return words.allocated, words.reserved
 
 
 def _title(shown: _Shown) -> str:

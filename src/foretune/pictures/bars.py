@@ -16,8 +16,9 @@ __all__ = ["Mark", "Part", "color_of", "memory_bar"]
 
 WIDTH = 1000.0
 BAR_TOP, BAR_HEIGHT, INTERVAL_AT = 4.0, 20.0, 30.0
-NEUTRAL = "#8a919c"
-"""Of what is no component: slack, context, margin. Told from both a white and a black page."""
+GREYS = {"allocator slack": "#6e7681", "held by the allocator": "#8f97a3", "context": "#5b6370"}
+NEUTRAL = "#8f97a3"
+"""Of what is no component; all greys are told from a white page as from a black one."""
 FAINT = ("safety margin",)
 
 
@@ -38,7 +39,7 @@ class Mark(NamedTuple):
 
 def color_of(name: str) -> str:
     """Return the colour of a part; components have theirs in every picture."""
-    return COLORS.get(name, NEUTRAL)  # type: ignore[call-overload, no-any-return]
+    return COLORS.get(name) or GREYS.get(name, NEUTRAL)
 
 
 def memory_bar(

@@ -11,7 +11,10 @@ from foretune.units import format_bytes
 
 __all__ = ["Html", "card", "figures_table", "folded", "legend", "paragraph"]
 
-_CELL = "text-align:{side};padding:2px 12px 2px 0;border:0;background:none;color:inherit;white-space:{wrap}"
+_CELL = (
+    "text-align:{side};padding:2px 8px 2px 0;border:0;background:none;color:inherit;"
+    "white-space:{wrap};overflow-wrap:break-word"
+)
 
 
 class Html(NamedTuple):
@@ -69,7 +72,8 @@ def _row(row: Sequence[str | Html]) -> str:
 
 
 def _cell(tag: str, inside: str, index: int, more: str = "") -> str:
-    style = _CELL.format(side="left" if index == 0 else "right", wrap="normal" if index == 0 else "nowrap")
+    is_figure = tag == "td" and index > 0
+    style = _CELL.format(side="left" if index == 0 else "right", wrap="nowrap" if is_figure else "normal")
     return f'<{tag}{more} style="{style};font-weight:{"normal" if tag == "td" else "inherit"}">{inside}</{tag}>'
 
 
