@@ -46,6 +46,9 @@ def detect_devices() -> Detection:
     """Ask the driver for the visible devices: total and free memory, abilities, who holds memory.
 
     `CUDA_VISIBLE_DEVICES` is honoured. Never raises for what the machine lacks: `reason` says it.
+
+        detection = detect_devices()
+        [device.free_bytes for device in detection.devices] or detection.reason
     """
     try:
         import pynvml  # type: ignore[import-untyped]
@@ -286,6 +289,8 @@ def host_memory() -> DeviceSpec | None:
     """Describe the memory of this machine, for a run on its CPU; None where the system does not tell (Linux does).
 
     A limit of the container or service that this process runs in is the machine's size.
+
+        trace(config, device=host_memory()).answer.verdict
     """
     total, available = system_memory()
     if total is None:

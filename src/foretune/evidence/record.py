@@ -4,6 +4,7 @@ A record exists from a run's first moment, with outcome `started`; a process tha
 measured is absent, never zero.
 """
 
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -333,10 +334,16 @@ def _known(data: Any) -> Any:
     return [_known(item) for item in data] if isinstance(data, (list, tuple)) else data
 
 
-def read_record(path: Path) -> RunRecord:
-    """Read a record. Raises EvidenceError where there is none, or where it cannot be read."""
+def read_record(path: str | os.PathLike[str]) -> RunRecord:
+    """Read the record of a run, `RUN/record.json`.
+
+    Raises EvidenceError where there is none, or where it cannot be read.
+
+        record = read_record("runs/first/record.json")
+        record.outcome, record.peak_pair
+    """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=RunRecord)
+        return msgspec.json.decode(Path(path).read_bytes(), type=RunRecord)
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise EvidenceError(

@@ -63,6 +63,8 @@ def make_sample_model(folder: str | Path) -> Path:
 def sample_rows() -> tuple[dict[str, Any], ...]:
     """Return 22 rows that a model can learn: sums of small numbers, as conversations and as instructions in turn.
 
+    Each is what a line of a JSONL file holds (docs/data.md). They need no library.
+
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\\n" for row in sample_rows()))
     """
     return tuple(_rows())
