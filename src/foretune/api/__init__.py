@@ -5,7 +5,7 @@ named here so that there is one place to import from.
 """
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from foretune.api.answers import EstimateAnswer, Library, ModelSummary, TraceAnswer, Traced, VerifiedPlan
 from foretune.contract import (
@@ -36,7 +36,6 @@ from foretune.memory.qualify import require_device
 from foretune.models import (
     ModelEntry,
     ModelShape,
-    Projection,
     adapted_params,
     list_models,
     quantizable_params,
@@ -44,9 +43,7 @@ from foretune.models import (
     resolve_model,
     resolve_targets,
 )
-from foretune.texts import escape
-from foretune.traces import AliveTensors, Timeline, alive_at, events_of, timeline_of
-from foretune.values import Value
+from foretune.traces import AliveTensors, Timeline, alive_at, timeline_of
 
 if TYPE_CHECKING:
     import os

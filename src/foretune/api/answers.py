@@ -1,4 +1,4 @@
-"""What the planning journeys return: an estimate or a trace held against a device, a model in figures, a checked plan."""
+"""What planning returns: an estimate or a trace held against a device, a model in figures, a plan beside its trace."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
