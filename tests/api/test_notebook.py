@@ -9,6 +9,8 @@ from foretune.api import (
     EstimateAnswer,
     MemoryEstimate,
     RunRecord,
+    TraceAnswer,
+    Traced,
     build_config,
     device_from_memory,
     estimate,
@@ -97,6 +99,14 @@ def test_a_traced_answer_says_so(known: EstimateAnswer) -> None:
     traced = known.with_(estimate=of(known).with_(kind="traced"))
     assert "(traced" in shown(traced)[1].text
     assert "(estimated" not in shown(traced)[1].text
+
+
+def test_a_trace_with_its_program_is_shown_as_its_answer(known: EstimateAnswer) -> None:
+    fields = {name: getattr(known, name) for name in known.__struct_fields__}
+    answer = TraceAnswer(**fields, alive=(), num_events=1234, libraries=())
+    traced = Traced(answer, trace=object())  # type: ignore[arg-type]  # a program is never looked at
+    assert shown(traced)[0] == answer._repr_html_()
+    assert repr(traced).startswith("<Traced, 1,234 events: <TraceAnswer of Qwen/Qwen2.5-0.5B, lora: fits")
 
 
 def test_what_does_not_fit_says_why_and_what_is_unknown_says_that(known: EstimateAnswer) -> None:

@@ -93,6 +93,12 @@ class Traced(NamedTuple):
         """Follow the components over the program, at about so many of its events."""
         return timeline_of(self.trace.program, num_points)
 
+    def __repr__(self) -> str:
+        return f"<Traced, {self.answer.num_events:,} events: {self.answer!r}>"
+
+    def _repr_html_(self) -> str:
+        return self.answer._repr_html_()
+
 
 class ModelSummary(Value, frozen=True, kw_only=True):
     """What there is to know about a model before it is trained."""
