@@ -93,14 +93,16 @@ def test_machine_is_told_with_what_to_run_and_its_exit_code(call, plant: Plant, 
 
 
 @pytest.mark.parametrize("name", MACHINES)
-@pytest.mark.parametrize("columns", ["20", "40", "80"])
+@pytest.mark.parametrize("columns", ["40", "80"])
 def test_a_narrow_plain_terminal_is_enough(call, plant: Plant, name: str, columns: str) -> None:
     plant(**MACHINES[name][0])
-    called = call("doctor", env={"COLUMNS": columns}, encoding="ascii", terminal=True)
+    called = call("doctor", env={"COLUMNS": columns, "TERM": "dumb"}, encoding="ascii", terminal=True)
     assert called.code == 0
     assert called.out.isascii()
-    if columns == "80":
-        assert max(map(len, called.out.replace("\x1b[", "").splitlines())) <= 90
+    words = [line for line in called.out.splitlines() if not line.lstrip().startswith("$ ")]
+    assert max(map(len, words)) <= max(int(columns), 30)
+    if name == "CPU torch beside a GPU":
+        assert "$ pip install --force-reinstall torch==2.13.0 --index-url https://" in called.out
 
 
 def test_colour_only_repeats_a_word(call, plant: Plant) -> None:

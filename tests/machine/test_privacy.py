@@ -35,6 +35,10 @@ def test_private_words_are_those_of_this_machine(monkeypatch: pytest.MonkeyPatch
     assert private.foreign("bob7 box9.lan box9 abcd1234 /usr/bin") == "(hidden) (hidden) (hidden) (hidden) /usr/bin"
 
 
+def test_a_setting_of_tokenizers_is_no_secret() -> None:
+    assert private_words({"TOKENIZERS_PARALLELISM": "false"}).foreign("false") == "false"
+
+
 def test_root_is_nobodys_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: "localhost")
     assert private_words({"USER": "root"}).foreign("root localhost") == "root localhost"

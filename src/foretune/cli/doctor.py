@@ -34,9 +34,10 @@ _STATE_WIDTH = 9
 def doctor(selftest: bool, online: bool, check: bool) -> Reply:
     """Look at this machine: Python, libraries, GPUs, memory, disks, Hub, leftovers of killed runs.
 
-    Each check says ok, missing, problem or unknown, what was found, and the line to run next. Nothing is written, and
-    the answer holds no user or host name, home, token or command line: it can be shown to anybody. With --check ready
-    means: for the first GPU where there is one, else for the CPU in fp32; and, with --selftest, that it passed.
+    Each check says ok, missing, problem or unknown, what was found, and the line to run next. Nothing is written
+    (--selftest: in a temporary folder that is removed), and the answer holds no user or host name, home, token or
+    command line: it can be shown to anybody. With --check ready means: for the first GPU where there is one, else for
+    the CPU in fp32; and, with --selftest, that it passed.
     """
     from foretune import api
 
@@ -99,5 +100,5 @@ def _finding(finding: "Finding", terminal: Terminal) -> Iterator[str]:
     indent = " " * len(bullet)
     if finding.advice:
         yield from wrapped(finding.advice, terminal, indent=indent)
-    for line in finding.run:
-        yield from wrapped(terminal.paint(line, "bold"), terminal, indent=indent, bullet="$ ")
+    for line in finding.run:  # whole, however narrow the terminal: it is to be copied
+        yield f"{indent}$ {terminal.paint(line, 'bold')}"

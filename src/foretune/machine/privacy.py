@@ -20,7 +20,7 @@ _PATTERNS = re.compile(
     r"|(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]"
 )
 """Tokens of well-known kinds, passwords in URLs, UUIDs, places on the PCI bus."""
-_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_KEY", re.IGNORECASE)
+_SECRET_NAME = re.compile(r"TOKEN(?!IZER)|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_KEY", re.IGNORECASE)
 _SHORTEST = 4
 """Names and secrets that are shorter are not looked for in other words."""
 
