@@ -105,7 +105,7 @@ class _Bench:
                 "precision.dtype": "fp32",
                 "data.train": str(self.folder / "rows.jsonl"),
                 "data.supervision": "assistant_only",
-                "batch.sequence_length": 64,
+                "batch.sequence_length": 128,
                 "batch.micro_batch_size": 2,
                 "schedule.updates": NUM_UPDATES,
                 "output": self.run,
