@@ -17,8 +17,8 @@ NAVIGATION = {
     "Data": ("data",),
     "Training": ("training", "import"),
     "Accuracy": ("evidence", "accuracy", "observations"),
-    "Help": ("troubleshooting", "cases"),
-    "Reference": ("cli", "settings", "rules", "events"),
+    "Help": ("troubleshooting", "doctor", "cases"),
+    "Reference": ("cli", "python", "settings", "rules", "events"),
     "Design": ("design", "Architecture <architecture>", "comparison"),
 }
 """What stands beside every page, by heading. A page that is missing here is a warning, and so an error."""

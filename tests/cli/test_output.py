@@ -28,6 +28,7 @@ ANSWERS = [
     ("devices", "show", "a100", "80gb"),
     ("devices", "detect"),
     ("config", "schema"),
+    ("doctor",),
     ("completion", "bash"),
     ("help",),
     ("help", "models", "show"),

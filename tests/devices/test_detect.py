@@ -2,80 +2,14 @@
 
 import sys
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from devices.fake_nvml import NVMLError, card, fake_nvml, process
 
 from foretune.devices import Detection, detect_devices
 from foretune.devices import detect as detect_module
 from foretune.units import GIB, MIB
-
-
-class NVMLError(Exception):
-    pass
-
-
-def card(name: str = "Tesla T4", **answers: Any) -> dict[str, Any]:
-    return {
-        "name": name,
-        "uuid": f"GPU-{abs(hash(name)) % 10**8:08d}",
-        "memory": (15360 * MIB, 15000 * MIB),
-        "capability": (7, 5),
-        "mig": None,
-        "compute": [],
-        "graphics": [],
-        **answers,
-    }
-
-
-def process(pid: int, used: int | None) -> SimpleNamespace:
-    return SimpleNamespace(pid=pid, usedGpuMemory=used)
-
-
-def fake_nvml(*cards: dict[str, Any], names: dict[int, Any] | None = None, **changes: Any) -> SimpleNamespace:
-    def ask(field: str) -> Callable[[int], Any]:
-        def answer(handle: int) -> Any:
-            value = cards[handle][field]
-            if value is None:
-                raise NVMLError(f"{field}: Not Supported")
-            return value
-
-        return answer
-
-    def memory(handle: int) -> SimpleNamespace:
-        total, free = ask("memory")(handle)
-        return SimpleNamespace(total=total, free=free, used=total - free)
-
-    def handle_of(index: int) -> int:
-        if cards[index].get("lost"):
-            raise NVMLError("GPU is lost")
-        return index
-
-    def process_name(pid: int) -> Any:
-        if pid not in (names or {}):
-            raise NVMLError("Not Found")
-        return (names or {})[pid]
-
-    functions = {
-        "NVMLError": NVMLError,
-        "closed": [],
-        "nvmlInit": lambda: None,
-        "nvmlSystemGetDriverVersion": lambda: "580.95",
-        "nvmlDeviceGetCount": lambda: len(cards),
-        "nvmlDeviceGetHandleByIndex": handle_of,
-        "nvmlDeviceGetName": ask("name"),
-        "nvmlDeviceGetUUID": ask("uuid"),
-        "nvmlDeviceGetMemoryInfo": memory,
-        "nvmlDeviceGetCudaComputeCapability": ask("capability"),
-        "nvmlDeviceGetMigMode": ask("mig"),
-        "nvmlDeviceGetComputeRunningProcesses": ask("compute"),
-        "nvmlDeviceGetGraphicsRunningProcesses": ask("graphics"),
-        "nvmlSystemGetProcessName": process_name,
-    }
-    module = SimpleNamespace(**{**functions, **changes})
-    module.nvmlShutdown = lambda: module.closed.append(True)
-    return module
 
 
 @pytest.fixture
@@ -205,6 +139,26 @@ def test_the_visible_devices_are_those_of_cuda(detect: Detect, value: str, names
     assert [spec.name for spec in found.devices] == names
     assert any("CUDA_VISIBLE_DEVICES" in note and note.isprintable() for note in found.notes)
     assert (found.reason is None) is bool(names)
+
+
+def test_a_serial_number_in_the_variable_is_not_repeated(detect: Detect) -> None:
+    found = detect(fake_nvml(FIRST, SECOND), CUDA_VISIBLE_DEVICES="GPU-bbbb2222")
+    assert "bbbb2222" not in f"{found.notes}{found.reason}"
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("/usr/bin/python3 /home/me/train.py --token=x", "python3"),
+        ("python /home/me/train.py", "python"),
+        ("C:\\Program Files\\My App\\app.exe --key x", "app.exe"),
+        ("[Insufficient Permissions]", None),
+        ("/", None),
+    ],
+)
+def test_of_a_process_only_its_name_is_told(detect: Detect, command: str, name: str | None) -> None:
+    holders = detect(fake_nvml(card(compute=[process(4, 1)]), names={4: command})).devices[0].holders
+    assert holders[0].name == name
 
 
 def test_the_order_of_cuda_may_be_another(detect: Detect) -> None:

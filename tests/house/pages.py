@@ -13,6 +13,7 @@ What stands in an HTML comment right before a block says how it is meant:
 
 In a `console` block each line after `$ ` is a command, and what follows is what a terminal shows of it, stdout and
 stderr together. A line `...` stands for any lines. A command that does not exit with 0 is followed by `$ echo $?`.
+In a `python` block the comment behind a `print` is what it prints; then all of the block's prints have one.
 """
 
 import ast
@@ -192,6 +193,8 @@ class Reader:
         with redirect_stdout(stream), redirect_stderr(io.StringIO()):  # type: ignore[type-var]
             exec(compile(ast.parse(text), "<page>", "exec"), self.names)
         self.printed = stream.text()
+        stated = re.findall(r"^\s*print\(.*\)  # (.*)$", text, re.MULTILINE)
+        assert not stated or self.printed.splitlines() == stated, text
 
 
 class Both(io.TextIOWrapper):

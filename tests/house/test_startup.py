@@ -54,6 +54,11 @@ def test_checking_data_imports_no_torch_and_leaves_transformers_to_its_processes
     assert {name.split(".")[0] for name in found} & HEAVY == set()
 
 
+def test_doctor_imports_nothing_that_trains() -> None:
+    found = {name.split(".")[0] for name in imported("doctor")}
+    assert found & (HEAVY - {"pynvml"}) == set()
+
+
 def cpu_seconds(*arguments: str) -> float:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -62,7 +67,7 @@ def cpu_seconds(*arguments: str) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-@pytest.mark.parametrize(("words", "budget_ms"), [(["--help"], 60), (ESTIMATE, 150)])
+@pytest.mark.parametrize(("words", "budget_ms"), [(["--help"], 60), (ESTIMATE, 150), (["doctor"], 250)])
 def test_start_stays_near_its_budget(words: list[str], budget_ms: int) -> None:
     """Twice the budget, because other tests run beside this one; `make bench` holds the budget itself."""
     bare = min(cpu_seconds("-c", "pass") for _ in range(3))

@@ -58,6 +58,7 @@ SURFACE: dict[str, set[str]] = {
     "config validate": {"files"},
     "config show": {"file", "--method", "--set", "--origin"},
     "config schema": set(),
+    "doctor": {"--selftest", "--online", "--check"},
     "completion": {"shell"},
     "help": {"words"},
 }  # fmt: skip

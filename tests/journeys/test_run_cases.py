@@ -481,8 +481,8 @@ def test_case_147_libraries_outside_the_tested_range_are_refused_and_labels_have
     assert len(record.data.label_sha256) == 64
     from foretune.runtime import libraries
 
-    known = libraries._version
-    monkeypatch.setattr(libraries, "_version", lambda name: "5.30.0" if name == "transformers" else known(name))
+    known = libraries.version_of
+    monkeypatch.setattr(libraries, "version_of", lambda name: "5.30.0" if name == "transformers" else known(name))
     with pytest.raises(UnsupportedError, match="outside the tested range"):
         finished(config_of(tmp_path, output=str(tmp_path / "other")))
 

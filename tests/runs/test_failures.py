@@ -212,8 +212,8 @@ def test_who_stops_listening_interrupts_the_run(tmp_path: Path) -> None:
 def test_a_missing_library_is_a_record_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from foretune.runtime import libraries
 
-    known = libraries._version
-    monkeypatch.setattr(libraries, "_version", lambda name: None if name == "peft" else known(name))
+    known = libraries.version_of
+    monkeypatch.setattr(libraries, "version_of", lambda name: None if name == "peft" else known(name))
     told, record = failed(tmp_path)
     assert (told.exit_code, record.outcome) == (7, "dependency-error")
     assert "foretune[train]" in str(told.hint)

@@ -1,5 +1,6 @@
 """A model's tokenizer gives Transformers' own ids and renderings, and refuses what has no offsets or no end."""
 
+import logging
 import shutil
 from collections.abc import Sequence
 from datetime import date
@@ -36,6 +37,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fast.chat_template = made.TEMPLATES["markup"]
     fast.save_pretrained(path)
     return path
+
+
+def test_loading_leaves_what_transformers_says_as_it_was(folder: Path) -> None:
+    logger = logging.getLogger("transformers")
+    before = logger.level, logger.handlers[:], logger.propagate
+    load_tokenizer(folder, template_date=made.DAY, name="t")
+    assert (logger.level, logger.handlers, logger.propagate) == before
 
 
 # -- rendering

@@ -5,8 +5,9 @@ named here so that there is one place to import from.
 """
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from foretune.api.answers import EstimateAnswer, Library, ModelSummary, TraceAnswer, Traced, VerifiedPlan
 from foretune.contract import (
     BatchSettings,
     LoadedConfig,
@@ -35,7 +36,6 @@ from foretune.memory.qualify import require_device
 from foretune.models import (
     ModelEntry,
     ModelShape,
-    Projection,
     adapted_params,
     list_models,
     quantizable_params,
@@ -43,12 +43,12 @@ from foretune.models import (
     resolve_model,
     resolve_targets,
 )
-from foretune.traces import AliveTensors, Timeline, alive_at, events_of, timeline_of
-from foretune.values import Value
+from foretune.traces import AliveTensors, Timeline, alive_at, timeline_of
 
 if TYPE_CHECKING:
     import os
 
+    from foretune.api.doctor import examine_machine
     from foretune.api.evaluation import EvaluationAnswer, Generation, evaluate
     from foretune.api.merging import MergeAnswer, MergePlan, merge, plan_merge
     from foretune.api.recipes import Recipe, write_recipe
@@ -70,6 +70,7 @@ if TYPE_CHECKING:
         report_of,
     )
     from foretune.foreign import ImportedConfig, build_imported, import_config
+    from foretune.machine import Finding, MachineReport
     from foretune.needs import LengthNeed, LengthsAnswer
     from foretune.planner import Boundary, Carriers, Frontier, Objective, Plan, Recommendation
     from foretune.runtime.run_events import CheckpointSaved, PhaseBegan, RunFinished, UpdateDone
@@ -86,6 +87,7 @@ __all__ = [
     "DeviceSpec",
     "EstimateAnswer",
     "EvaluationAnswer",
+    "Finding",
     "Fit",
     "Frontier",
     "Generation",
@@ -95,6 +97,7 @@ __all__ = [
     "LengthsAnswer",
     "Library",
     "LoadedConfig",
+    "MachineReport",
     "MemoryEstimate",
     "MergeAnswer",
     "MergeCheck",
@@ -137,6 +140,7 @@ __all__ = [
     "estimate_lengths",
     "estimate_timeline",
     "evaluate",
+    "examine_machine",
     "find_device",
     "find_stack",
     "fingerprint",
@@ -169,102 +173,6 @@ __all__ = [
 
 INSTALLED = "installed"
 """The stack of foretune's own profile on the libraries of this machine."""
-
-
-class EstimateAnswer(Value, frozen=True, kw_only=True):
-    """What a fine-tune needs, and whether that fits."""
-
-    config: TrainingConfig
-    """The configuration as it was estimated."""
-    estimate: MemoryEstimate | None
-    """None: the model is published only quantized, and its family has no estimate."""
-    fit: Fit | None = None
-    """None: no device was given."""
-    model: str
-    total_params: int
-    unknown_because: str | None = None
-    """Why the verdict is unknown on any device: the model is published only quantized."""
-
-    @property
-    def verdict(self) -> Verdict | None:
-        """Whether it fits; None without a device."""
-        if self.unknown_because is not None:
-            return "unknown"
-        return None if self.fit is None else self.fit.verdict
-
-
-class Library(Value, frozen=True, kw_only=True):
-    """A library that took part."""
-
-    name: str
-    version: str
-
-
-class TraceAnswer(EstimateAnswer, frozen=True, kw_only=True):
-    """What a fine-tune needs by the real program, and whether that fits."""
-
-    estimate: MemoryEstimate
-    """Of the kind `traced`."""
-    alive: tuple[AliveTensors, ...]
-    """What is alive at the peak, the largest first; with the allocator's slack it is what is allocated."""
-    num_events: int
-    """Allocations, frees and emptied caches, from loading to the second update."""
-    libraries: tuple[Library, ...]
-    """On which the program ran."""
-    remarks: tuple[str, ...] = ()
-    """What Transformers said about the program, for example that a kernel is replaced by a reference."""
-
-
-class Traced(NamedTuple):
-    """A trace's answer, and the program that it rests on."""
-
-    answer: TraceAnswer
-    trace: "Trace"
-
-    def events(self) -> Iterator[dict[str, Any]]:
-        """Yield every allocation and free, as `--events` writes them (docs/events.md)."""
-        return events_of(self.trace.program, self.trace.births)
-
-    def timeline(self, num_points: int = 400) -> Timeline:
-        """Follow the components over the program, at about so many of its events."""
-        return timeline_of(self.trace.program, num_points)
-
-
-class ModelSummary(Value, frozen=True, kw_only=True):
-    """What there is to know about a model before it is trained."""
-
-    id: str
-    model_type: str
-    source: str
-    revision: str | None
-    total_params: int
-    """All unique parameters; tied weights count once."""
-    text_params: int
-    """Those of the language model."""
-    tower_params: int
-    """Those outside it (vision, audio, projector)."""
-    tied_embeddings: bool
-    num_layers: int
-    hidden_size: int
-    vocab_size: int
-    context_length: int | None
-    adaptable_params: int
-    """Weights of the linear layers that LoRA reaches with `all-linear`."""
-    quantizable_params: int
-    """Weights that 4-bit quantization reaches."""
-    projections: tuple[Projection, ...]
-    published_only_as: str | None
-    notes: tuple[str, ...]
-
-    @property
-    def adaptable_share(self) -> float:
-        """Share of all parameters that LoRA can reach."""
-        return self.adaptable_params / self.total_params
-
-    @property
-    def quantizable_share(self) -> float:
-        """Share of all parameters that 4-bit quantization can reach."""
-        return self.quantizable_params / self.total_params
 
 
 def estimate(
@@ -435,19 +343,6 @@ def _require_host(config: TrainingConfig, device: DeviceSpec) -> None:
         )
 
 
-class VerifiedPlan(Value, frozen=True, kw_only=True):
-    """A plan's estimate beside its trace."""
-
-    rank: int
-    allocated_bytes: int
-    """Traced; so are the others."""
-    reserved_bytes: int
-    need_bytes: int
-    verdict: Verdict | None
-    is_equal: bool
-    """Whether both peaks are the estimate's to the byte."""
-
-
 def recommend(
     config: TrainingConfig,
     *,
@@ -481,7 +376,10 @@ def verify(
     offline: bool = False,
     stack: StackProfile = FORETUNE,
 ) -> "tuple[VerifiedPlan, ...]":
-    """Trace the best plans: the real program beside each estimate. Nothing is run on a device. Raises as `trace`."""
+    """Trace the best plans: the real program beside each estimate. Nothing is run on a device. Raises as `trace`.
+
+    [plan.is_equal for plan in verify(recommend(config, device=device), 1, device=device)]
+    """
     found = []
     for plan in recommendation.plans[:number]:
         answer = trace(plan.config, device=device, offline=offline, stack=stack, with_changes=False).answer
@@ -512,9 +410,14 @@ def boundary(
     """Find the largest `seq-len`, `batch` or `rank` that still fits, everything else as it is in `config`.
 
     Raises ConfigError, UnsupportedError and ModelAccessError.
+
+        found = boundary(config, "seq-len", device=find_device("rtx 3090"))
+        found.value, found.next_need_bytes
     """
     from foretune.planner import BOUNDARIES, find_boundary
 
+    if setting not in BOUNDARIES:
+        raise ConfigError(f"{setting[:60]!r} has no boundary.", hint=f"There are: {', '.join(BOUNDARIES)}.")
     shape = shape or resolve_model(config.model.id, revision=config.model.revision, offline=offline)
     return find_boundary(config, shape, device, BOUNDARIES[setting], stack=stack)
 
@@ -528,7 +431,10 @@ def frontier(
     stack: StackProfile = FORETUNE,
     shape: ModelShape | None = None,
 ) -> "Frontier":
-    """Find for each length and method the largest micro batch that fits. Raises as `recommend`."""
+    """Find for each length and method the largest micro batch that fits. Raises as `recommend`.
+
+    [(line.method, line.points) for line in frontier(config, device=find_device("rtx 3090")).lines]
+    """
     from foretune.planner import find_frontier
 
     shape = shape or resolve_model(config.model.id, revision=config.model.revision, offline=offline)
@@ -543,7 +449,10 @@ def carriers(
     stack: StackProfile = FORETUNE,
     shape: ModelShape | None = None,
 ) -> "Carriers":
-    """List the cards of the catalogue that carry a fine-tune, smallest first. Raises as `recommend`."""
+    """List the cards of the catalogue that carry a fine-tune, smallest first. Raises as `recommend`.
+
+    [(carrier.device.name, carrier.need_bytes) for carrier in carriers(config).carriers]
+    """
     from foretune.planner import find_carriers
 
     shape = shape or resolve_model(config.model.id, revision=config.model.revision, offline=offline)
@@ -600,6 +509,8 @@ def find_stack(name: str) -> StackProfile:
 
     Raises ConfigError with the names that there are; for `installed` MissingDependencyError and, outside the tested
     ranges, UnsupportedError, each with the line to run.
+
+        estimate(config, stack=find_stack("trl")).estimate.need_bytes
     """
     if name == INSTALLED:
         return _installed_stack()
@@ -618,7 +529,10 @@ def _installed_stack() -> StackProfile:
 
 
 def describe_model(shape: ModelShape) -> ModelSummary:
-    """Count what a model consists of, what adapters reach and what 4-bit quantization reaches."""
+    """Count what a model consists of, what adapters reach and what 4-bit quantization reaches.
+
+    describe_model(resolve_model("qwen2.5-0.5b")).adaptable_share
+    """
     return ModelSummary(
         id=shape.id,
         model_type=shape.model_type,
@@ -666,6 +580,14 @@ def __getattr__(name: str) -> Any:
         from foretune.api import merging
 
         return getattr(merging, name)
+    if name == "examine_machine":
+        from foretune.api import doctor
+
+        return doctor.examine_machine
+    if name in ("Finding", "MachineReport"):
+        from foretune import machine
+
+        return getattr(machine, name)
     if name in ("RunPlanned", "plan_training", "train"):
         from foretune.api import runs
 

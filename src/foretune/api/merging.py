@@ -76,6 +76,8 @@ def plan_merge(run: str, *, output: str | None = None, offline: bool = False) ->
     """Check everything that a merge checks before it begins; nothing is written and nothing downloaded.
 
     Raises as `merge` does before it writes, and ConfigError where the base's files are not on this machine.
+
+        plan_merge("runs/first").disk_bytes
     """
     return _planned(run, output, offline=offline, fetch=_on_this_machine).plan
 

@@ -151,7 +151,11 @@ def check_data(
 def prepare_data(
     config: TrainingConfig, *, offline: bool = False, workers: int | None = None, use_cache: bool = True
 ) -> Iterator[Progress | PreparedRows]:
-    """Encode the rows of `data.train` whatever their length, for their lengths alone. Raises as `check_data`."""
+    """Encode the rows of `data.train` whatever their length, for their lengths alone. Raises as `check_data`.
+
+    *_, prepared = prepare_data(config)
+    prepared.lengths.longest
+    """
     cache = cache_folder() if use_cache else None
     return prepare_rows(row_preparation(config, config.data.train, offline=offline, workers=workers, cache=cache))
 

@@ -29,6 +29,9 @@ def plan_training(
     """Check everything that a run checks before it begins, and write nothing; the last item is the plan.
 
     Raises as `train` does before its folder exists.
+
+        *_, planned = plan_training(load_config("run.yaml").config)
+        planned.num_updates, planned.disk_bytes
     """
     asked = Request(offline=offline, workers=workers, allow_infeasible=allow_infeasible)
     planned = yield from plan_run(first_record(config), asked, cache=None, note=lambda record: None)

@@ -43,6 +43,7 @@ root = Group(
         "models": LazyCommand("foretune.cli.models", "models", "The models whose architecture is known."),
         "devices": LazyCommand("foretune.cli.devices", "devices", "The GPUs that are known, and this machine's."),
         "config": LazyCommand("foretune.cli.config", "config", "Write, check and explain a configuration file."),
+        "doctor": LazyCommand("foretune.cli.doctor", "doctor", "Is this machine ready, and what to run where not."),
         "completion": LazyCommand("foretune.cli.completion", "completion", "A completion script for your shell."),
         "help": LazyCommand("foretune.cli.topics", "help_command", "Help on a command, or on exit-codes."),
     },

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from math import log2
 from typing import TYPE_CHECKING
 
-from foretune.cli.plot import COLORS, STYLE, label, text_of
+from foretune.pictures import COLORS, framed, label
+from foretune.texts import text_of
 
 if TYPE_CHECKING:
     from foretune.api import DataAnswer
@@ -67,9 +68,4 @@ def draw_lengths_plot(answer: "DataAnswer") -> str:
         f"{lengths.p50:,}, 95 % at most {lengths.p95:,}. {share}."
     )
     body = "\n".join([*axes(), *bars(), *marks(), label(LEFT, 28, title, "head"), label(LEFT, 48, share, "dim")])
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-labelledby="title description">\n<title id="title">{text_of(title)}</title>\n'
-        f'<desc id="description">{text_of(description)}</desc>\n<style>{STYLE}</style>\n'
-        f'<rect class="paper" width="{WIDTH}" height="{HEIGHT}"/>\n{body}\n</svg>\n'
-    )
+    return framed(body, width=WIDTH, height=HEIGHT, title=title, description=description)

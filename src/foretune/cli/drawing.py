@@ -1,16 +1,17 @@
 """An estimate as text: the verdict in words, of what the need consists, and what would help."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from foretune.cli.request import FLAGS
 from foretune.cli.terminal import Heading, Terminal, escape, table, wrapped
+from foretune.memory.words import HOST_WORDS, Words, interval_text, need_sentence, words_of
 from foretune.units import format_bytes
 
 if TYPE_CHECKING:
     from foretune.api import EstimateAnswer, Fit, MemoryEstimate
     from foretune.contract import Origin, TrainingConfig
-    from foretune.memory import ByteRange, Change, Component
+    from foretune.memory import Change, Component
 
 __all__ = ["draw_estimate", "flags_of"]
 
@@ -18,22 +19,6 @@ BAR_WIDTH = 24
 _PAINTS = {"fits": "green", "tight": "yellow", "does not fit": "red", "unknown": "yellow"}
 _NUM_CHANGES = 3
 LATER = " (later)"
-
-
-class _Words(NamedTuple):
-    """What the figures are called."""
-
-    at_the_peak: str
-    allocated: str
-    reserved: str
-    held: str
-    must_be_free: str
-
-
-DEVICE_WORDS = _Words("Allocated", "allocated", "reserved", "held by the allocator", "Must be free")
-HOST_WORDS = _Words(
-    "Tensors", "tensors", "process", "what the process grows by after imports", "Must be free on the host"
-)
 
 
 def draw_estimate(
@@ -57,7 +42,7 @@ def draw_estimate(
     yield from _request(answer.config, needed, terminal)
     if answer.fit is not None:
         yield from _advice(answer.fit, needed.method, terminal, has_file=title is not None)
-    words = HOST_WORDS if answer.config.device == "cpu" else DEVICE_WORDS
+    words = words_of(needed)
     yield ""
     yield from _components(needed, words, terminal)
     yield ""
@@ -82,19 +67,11 @@ def _unknown(because: str, terminal: Terminal) -> list[str]:
 
 
 def _headline(answer: "EstimateAnswer", needed: "MemoryEstimate", terminal: Terminal) -> list[str]:
-    fit = answer.fit
-    basis = f"({needed.kind}; stack {escape(needed.stack)})"
-    need = format_bytes(needed.need_bytes)
-    if answer.config.device == "cpu":
-        need += " of host memory" if fit is None else ""
+    lines, fit = wrapped(escape(need_sentence(needed, answer.fit)), terminal), answer.fit
     if fit is None:
-        return wrapped(f"Needs {need} {basis}.", terminal)
-    verdict = fit.verdict[0].upper() + fit.verdict[1:]
-    budget = format_bytes(fit.budget_bytes) + (" free now" if fit.budget_is == "free now" else "")
-    needs = "may run; to be sure it needs" if fit.verdict == "tight" else "needs"
-    lines = wrapped(f"{verdict}: {needs} {need} of {budget} on {escape(fit.device.name)} {basis}.", terminal)
-    paint = _PAINTS[fit.verdict]
-    return [terminal.paint(verdict, "bold", paint) + lines[0][len(verdict) :], *lines[1:]]  # type: ignore[arg-type]
+        return lines
+    verdict = lines[0][: len(fit.verdict)]
+    return [terminal.paint(verdict, "bold", _PAINTS[fit.verdict]) + lines[0][len(verdict) :], *lines[1:]]  # type: ignore[arg-type]
 
 
 def _request(config: "TrainingConfig", needed: "MemoryEstimate", terminal: Terminal) -> list[str]:
@@ -141,7 +118,7 @@ def flags_of(change: "Change", method: str, *, has_file: bool) -> list[str]:
     return flags
 
 
-def _components(needed: "MemoryEstimate", words: _Words, terminal: Terminal) -> Iterator[str]:
+def _components(needed: "MemoryEstimate", words: Words, terminal: Terminal) -> Iterator[str]:
     title = f"{words.at_the_peak} at the peak, in {escape(needed.peak_phase)} ({needed.kind})"
     yield from _titled(title, terminal)
     total = max(needed.allocated_bytes, 1)
@@ -149,27 +126,21 @@ def _components(needed: "MemoryEstimate", words: _Words, terminal: Terminal) -> 
     for part in sorted(parts, key=lambda part: -part.num_bytes):
         bar = terminal.bar(part.num_bytes / total, max(min(BAR_WIDTH, terminal.width - 34), 0))
         yield f"  {_row(part.name, part.num_bytes)}  {terminal.paint(bar, 'cyan')}".rstrip()
-    yield f"  {_row(words.allocated, needed.allocated_bytes)}  {_interval(needed.allocated_interval)}"
-
-
-def _interval(bounds: "ByteRange") -> str:
-    low, high = format_bytes(bounds.low_bytes), format_bytes(bounds.high_bytes)
-    number, unit = low.split()
-    return f"90 %: {number if high.endswith(unit) else low} to {high}"
+    yield f"  {_row(words.allocated, needed.allocated_bytes)}  {interval_text(needed.allocated_interval)}"
 
 
 def _row(name: str, num_bytes: int) -> str:
     return f"{name:<18}{format_bytes(num_bytes):>12}"
 
 
-def _need(needed: "MemoryEstimate", words: _Words, terminal: Terminal) -> Iterator[str]:
+def _need(needed: "MemoryEstimate", words: Words, terminal: Terminal) -> Iterator[str]:
     yield from _titled(f"{words.must_be_free} ({needed.kind})", terminal)
     context = needed.context
     is_known = context.low_bytes == context.high_bytes
     span = f"{format_bytes(context.low_bytes)} to {format_bytes(context.high_bytes)}: "
-    process = _interval(needed.process_interval)
+    process = interval_text(needed.process_interval)
     rows = [
-        (words.reserved, needed.reserved_bytes, f"{words.held}; {_interval(needed.reserved_interval)}"),
+        (words.reserved, needed.reserved_bytes, f"{words.held}; {interval_text(needed.reserved_interval)}"),
         ("context" if is_known else "context, at most", context.high_bytes, ("" if is_known else span) + context.basis),
         ("safety margin", needed.safety_margin_bytes, needed.safety_margin_basis),
         ("need", needed.need_bytes, f"process alone: {format_bytes(needed.process_bytes)}; {process}"),
@@ -186,7 +157,7 @@ def _need(needed: "MemoryEstimate", words: _Words, terminal: Terminal) -> Iterat
             yield from lines[1:]
 
 
-def _phases(needed: "MemoryEstimate", words: _Words, terminal: Terminal) -> list[str]:
+def _phases(needed: "MemoryEstimate", words: Words, terminal: Terminal) -> list[str]:
     """Draw allocated and reserved peaks of each phase, the first update beside the later ones."""
     peaks: dict[str, dict[bool, tuple[str, str]]] = {}
     for phase in needed.phases:
@@ -200,7 +171,7 @@ def _phases(needed: "MemoryEstimate", words: _Words, terminal: Terminal) -> list
     return table(headings, rows, terminal)
 
 
-def _host(needed: "MemoryEstimate", words: _Words, terminal: Terminal) -> list[str]:
+def _host(needed: "MemoryEstimate", words: Words, terminal: Terminal) -> list[str]:
     host = needed.host
     ram = (
         f"Host (estimated): {format_bytes(host.ram_load_bytes)} RAM while loading, "

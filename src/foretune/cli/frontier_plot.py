@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from math import log2
 from typing import TYPE_CHECKING
 
-from foretune.cli.plot import COLORS, STYLE, label, text_of
+from foretune.pictures import COLORS, framed, label
+from foretune.texts import text_of
 from foretune.units import format_bytes
 
 if TYPE_CHECKING:
@@ -71,9 +72,4 @@ def draw_frontier(frontier: "Frontier", shape: "ModelShape", device: "DeviceSpec
         for line in frontier.lines
     )
     body = "\n".join([label(LEFT, 28, title, "head"), label(LEFT, 48, subtitle, "dim"), *axes(), *lines()])
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-labelledby="title description">\n<title id="title">{text_of(title)}</title>\n'
-        f'<desc id="description">{text_of(described)}</desc>\n<style>{STYLE}</style>\n'
-        f'<rect class="paper" width="{WIDTH}" height="{HEIGHT}"/>\n{body}\n</svg>\n'
-    )
+    return framed(body, width=WIDTH, height=HEIGHT, title=title, description=described)

@@ -5,16 +5,17 @@ Widths follow the cube root of a phase's events, so that a short phase can be se
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
-from xml.sax.saxutils import escape as escape_xml
 
 from foretune.cli.drawing import LATER
-from foretune.cli.terminal import escape
+from foretune.memory.words import words_of
+from foretune.pictures import COLORS, STACKED, framed, label
+from foretune.texts import text_of
 from foretune.units import GIB, MIB, format_bytes
 
 if TYPE_CHECKING:
     from foretune.api import EstimateAnswer, Fit, MemoryEstimate, Timeline, TrainingConfig
 
-__all__ = ["COLORS", "STYLE", "draw_plot", "label", "text_of"]
+__all__ = ["draw_plot"]
 
 WIDTH, HEIGHT = 960, 520
 LEFT, RIGHT, TOP, BOTTOM = 76, 716, 84, 446
@@ -24,42 +25,7 @@ NUM_TICKS = 6
 FARTHEST = 2.2
 """A line this many times above the program is named at the upper edge instead of drawn."""
 
-# From the Observable 10 palette, whose hues are told apart on white and on black; order and legend say the same.
-COLORS = {
-    "weights": "#4269d0",
-    "adapters": "#6cc5b0",
-    "gradients": "#ff725c",
-    "optimizer states": "#a463f2",
-    "activations": "#3ca951",
-    "logits and loss": "#efb118",
-    "workspaces": "#9c6b4e",
-}
-STACKED = ("weights", "adapters", "optimizer states", "gradients", "activations", "logits and loss", "workspaces")
-
 SHORT = {"forward": "fwd", "backward": "bwd", "optimizer": "opt", "prepare": "prep"}
-
-STYLE = """
-text { font: 12px system-ui, sans-serif; fill: #1b1e23; }
-.head { font-size: 16px; font-weight: 600; }
-.dim { fill: #5a6270; }
-.paper { fill: #ffffff; }
-.band { fill: #eef0f3; }
-.grid { stroke: #c9ced6; stroke-width: 0.5; }
-.line { fill: none; stroke: #1b1e23; stroke-width: 1.5; }
-.card { stroke: #c2261b; stroke-width: 2; stroke-dasharray: 8 4; }
-.need { stroke: #1b1e23; stroke-width: 1; stroke-dasharray: 2 3; }
-.halo { paint-order: stroke; stroke: #ffffff; stroke-width: 4; stroke-linejoin: round; }
-@media (prefers-color-scheme: dark) {
-  text { fill: #e8eaed; }
-  .dim { fill: #a3abb8; }
-  .paper { fill: #15171b; }
-  .band { fill: #20242a; }
-  .grid { stroke: #434a55; }
-  .line, .need { stroke: #e8eaed; }
-  .card { stroke: #ff6b5e; }
-  .halo { stroke: #15171b; }
-}
-"""
 
 
 class _Shown(NamedTuple):
@@ -106,14 +72,7 @@ def draw_plot(answer: "EstimateAnswer", timeline: "Timeline") -> str:
         *_headings(shown, timeline, scale),
         *_legend(shown),
     ]
-    title, description = text_of(_title(shown)), text_of(_description(shown))
-    body = "\n".join(parts)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-labelledby="title description">\n<title id="title">{title}</title>\n'
-        f'<desc id="description">{description}</desc>\n<style>{STYLE}</style>\n'
-        f'<rect class="paper" width="{WIDTH}" height="{HEIGHT}"/>\n{body}\n</svg>\n'
-    )
+    return framed("\n".join(parts), width=WIDTH, height=HEIGHT, title=_title(shown), description=_description(shown))
 
 
 def _scale(shown: _Shown, timeline: "Timeline") -> _Scale:
@@ -283,8 +242,9 @@ def _legend(shown: _Shown) -> Iterator[str]:
 
 
 def _levels_of(shown: _Shown) -> tuple[str, str]:
-    """What the two levels are called: a CPU has no caching allocator."""
-    return ("tensors", "process") if shown.config.device == "cpu" else ("allocated", "reserved")
+    """What the two levels are called."""
+    words = words_of(shown.estimate)
+    return words.allocated, words.reserved
 
 
 def _title(shown: _Shown) -> str:
@@ -312,15 +272,3 @@ def _description(shown: _Shown) -> str:
         f"Memory over one fine-tune from loading to the second update, {needed.kind}. The peak lies in "
         f"{needed.peak_phase}: {shares}. {held} at most {format_bytes(needed.reserved_bytes)}.{marks}"
     )
-
-
-def label(x: float, y: float, text: str, kind: str = "", *, anchor: str = "start") -> str:
-    """Write a text at a place."""
-    named = f' class="{kind}"' if kind else ""
-    placed = f' text-anchor="{anchor}"' if anchor != "start" else ""
-    return f'<text{named}{placed} x="{x:.1f}" y="{y:.1f}">{text_of(text)}</text>'
-
-
-def text_of(text: str) -> str:
-    """Escape for XML; what XML cannot hold (control characters) becomes a visible escape."""
-    return escape_xml(escape(text), {'"': "&quot;"})

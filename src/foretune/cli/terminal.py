@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TextIO
 
+from foretune.texts import escape
+
 __all__ = ["WIDEST", "Heading", "Terminal", "escape", "table", "terminal_for", "wants_color", "wrapped"]
 
 WIDEST = 80
@@ -51,17 +53,6 @@ _PLAIN = {"–": "-", "—": "-", "×": "x", "…": "...", "→": "->", "±": "+
 
 def _ascii(character: str) -> str:
     return _PLAIN.get(character) or character.encode("ascii", "backslashreplace").decode()
-
-
-def escape(text: str) -> str:
-    """Show a foreign text on one line: whatever is not printable (ESC, newline, bidi, half a surrogate) as an escape.
-
-    >>> escape("a\\x1b[2J")
-    'a\\\\x1b[2J'
-    """
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 
 def wants_color(choice: str | None, environment: Mapping[str, str], *, is_terminal: bool) -> bool:

@@ -11,12 +11,15 @@ from foretune.cli.terminal import Terminal, wrapped
 __all__ = ["EXIT_CODES", "help_command"]
 
 EXIT_CODES: tuple[tuple[int, str], ...] = (
-    (0, "It worked; with --check: it fits, or the merged model is verified."),
+    (0, "It worked; with --check: the answer is yes."),
     (1, "A mistake in foretune, or an answer that could not be written. The message says how to report it."),
     (2, "The request is wrong or not supported: option, file, field, value."),
     (
         3,
-        "The answer is no. Only with --check: does not fit, tight (unless --accept tight), unknown; not verified.",
+        (
+            "The answer is no. Only with --check: does not fit, tight (unless --accept tight), unknown; a merge is not "
+            "verified; the machine is not ready."
+        ),
     ),
     (4, "The model's config cannot be had: token missing, access not granted, not found, offline."),
     (5, "The data cannot be read: no such file, nothing in it, or a line that is wrong."),

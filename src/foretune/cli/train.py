@@ -16,7 +16,7 @@ from foretune.units import format_bytes
 
 if TYPE_CHECKING:
     from foretune.api import RunPlanned, TrainingConfig
-    from foretune.evidence import PhaseReading, RunRecord
+    from foretune.evidence import PhasePair, RunRecord
 
 __all__ = ["train"]
 
@@ -228,26 +228,21 @@ def _facts(record: "RunRecord") -> Iterator[str]:
 
 def _draw_phases(record: "RunRecord", terminal: Terminal) -> Iterator[str]:
     """Draw the measured peak of each phase beside the predicted one."""
-    is_cpu = record.requested.device == "cpu"
-    need = record.prediction
-    kind = "unknown" if need is None else need.kind
-    rows = [(each.phase, _measured(each, is_cpu=is_cpu)) for each in record.readings]
-    known = [(phase, number) for phase, number in rows if number is not None]
+    kind = "unknown" if record.prediction is None else record.prediction.kind
+    peak = record.peak_pair
     yield ""
-    if not known:
+    if peak is None:
         yield "Memory was not measured."
         return
-    phases = () if need is None else need.phases
-    predicted = {each.phase: each.reserved_bytes if is_cpu else each.allocated_bytes for each in phases}
-    what = "Growth of the process" if is_cpu else "Allocated, at the peak"
+    what = "Growth of the process" if record.is_on_host else "Allocated, at the peak"
     yield terminal.paint(f"{what:<22}  {'measured':>10}  {f'predicted ({kind})':>20}", "bold")
-    for phase, number in known:
-        beside = format_bytes(predicted[phase]) if phase in predicted else "-"
-        yield f"  {escape(phase):<20}  {format_bytes(number):>10}  {beside:>20}"
-    largest = "unknown" if need is None else format_bytes(need.process_bytes if is_cpu else need.allocated_bytes)
-    yield f"  {'all':<20}  {format_bytes(max(number for _, number in known)):>10}  {largest:>20}"
+    for pair in record.phase_pairs:
+        yield _pair(pair, "-")
+    yield _pair(peak, "unknown")
     yield ""
 
 
-def _measured(reading: "PhaseReading", *, is_cpu: bool) -> int | None:
-    return reading.peak_process_bytes if is_cpu else reading.peak_allocated_bytes
+def _pair(pair: "PhasePair", unknown: str) -> str:
+    assert pair.measured_bytes is not None
+    beside = unknown if pair.predicted_bytes is None else format_bytes(pair.predicted_bytes)
+    return f"  {escape(pair.phase):<20}  {format_bytes(pair.measured_bytes):>10}  {beside:>20}"

@@ -31,6 +31,8 @@ def dump_config(
 
     `folder` is where the text will stand: paths inside it are written relative to it, others as they are (absolute,
     where the configuration was loaded). `load(dump(c)) == c`.
+
+        Path("run.yaml").write_text(dump_config(config, comments=True))
     """
     if folder is not None:
         config = make_portable(config, os.fspath(folder))

@@ -15,6 +15,8 @@ def fingerprint(config: TrainingConfig, *, folder: str | os.PathLike[str] | None
 
     Equal configurations have equal fingerprints on every machine. Paths count as they stand; with `folder`, those
     inside it count relative to it, so that a folder that is moved keeps its fingerprint.
+
+        fingerprint(load_config("run.yaml").config)
     """
     from hashlib import sha256
 

@@ -63,6 +63,8 @@ def load_config(
     Paths in the file are relative to its folder, those of the overrides to the current folder; the configuration
     holds absolute ones. `method` is `--method`: see `apply_method`.
     Raises ConfigError with a problem for each thing that is wrong (UnsupportedError where all of it would make sense).
+
+        load_config("run.yaml", overrides=["batch.micro_batch_size=4"]).config.batch
     """
     file = os.fsdecode(path)
     text = read_text(file)
@@ -79,7 +81,10 @@ def parse_config(
     overrides: Iterable[str | Override] = (),
     method: str | None = None,
 ) -> LoadedConfig:
-    """Do what `load_config` does, with the text of the file given; `folder` is what its paths are relative to."""
+    """Do what `load_config` does, with the text of the file given; `folder` is what its paths are relative to.
+
+    parse_config("model: {id: gpt2}\\nprecision: {dtype: bf16}").config
+    """
     _refuse_command(text, name)
     root, problems = read_document(text, name)
     if root is not None and isinstance(root.value, dict):

@@ -77,7 +77,10 @@ def _default(leaf: Leaf) -> str:
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the draft-07 JSON Schema of a configuration file, with the fields' texts."""
+    """Return the draft-07 JSON Schema of a configuration file, with the fields' texts.
+
+    Path("foretune.schema.json").write_text(json.dumps(json_schema()))
+    """
     (root,), components = msgspec.json.schema_components([TrainingConfig], ref_template="#/definitions/{name}")
     definitions = {name: _with_texts(name, part) for name, part in components.items()}
     reference = root["$ref"]

@@ -46,6 +46,8 @@ def read_lengths(path: str | os.PathLike[str]) -> Lengths:
     A gigabyte of short lines takes half a minute, and no more memory than its different lengths. Raises DataError
     with file, line and cause: for a file that cannot be read, holds no length or more than 2^20 different ones, and
     for a line that is none.
+
+        estimate_lengths(config, read_lengths("lengths.jsonl"))
     """
     file = str(os.fspath(path))
     try:

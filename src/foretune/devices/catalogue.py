@@ -95,7 +95,10 @@ def entries() -> tuple[CatalogueEntry, ...]:
 
 
 def list_devices() -> tuple[DeviceSpec, ...]:
-    """Return every device of the catalogue."""
+    """Return every device of the catalogue.
+
+    [device.name for device in list_devices() if device.total_bytes >= 80 << 30]
+    """
     return tuple(entry.spec() for entry in entries())
 
 
@@ -116,6 +119,9 @@ def find_device(name: str) -> DeviceSpec:
     Cards of one name and one size (A100 80 GB SXM and PCIe) are one answer; what differs between them is left
     unknown. Raises ConfigError for a name that several sizes share (it lists them) and for an unknown one (it lists
     near ones).
+
+    >>> find_device("rtx 3090").total_bytes
+    25769803776
     """
     found = matching_entries(name)
     if not found:
@@ -268,7 +274,11 @@ def _near_names(name: str) -> list[str]:
 
 
 def device_from_memory(total_bytes: int, free_bytes: int | None = None) -> DeviceSpec:
-    """Describe a device by its size alone (`--vram`, `--free`). Raises ConfigError where free exceeds total."""
+    """Describe a device by its size alone (`--vram`, `--free`). Raises ConfigError where free exceeds total.
+
+    >>> device_from_memory(24 << 30, 20 << 30).free_bytes
+    21474836480
+    """
     if not 0 < total_bytes <= 1 << 60:
         raise ConfigError(f"{total_bytes} bytes is no size of a device.", hint="Give a size above 0: --vram 24.")
     spec = DeviceSpec(name=f"a device of {format_bytes(total_bytes)}", total_bytes=total_bytes, total_is="given")

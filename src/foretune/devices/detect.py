@@ -5,20 +5,31 @@ becomes a DeviceSpec with gaps, and names are escaped.
 """
 
 import os
+import re
 import sys
 from typing import Any, Literal, NamedTuple
 
 from foretune.devices.catalogue import matching_entries
+from foretune.devices.limits import memory_limit
 from foretune.devices.spec import DeviceSpec, MemoryHolder
 
-__all__ = ["Detection", "detect_devices", "host_memory"]
+__all__ = [
+    "SPILL_NOTE",
+    "Detection",
+    "detect_devices",
+    "detect_platform",
+    "has_nvidia_card",
+    "host_memory",
+    "system_memory",
+]
 
 _ARCHITECTURES = {
     "5": "Maxwell", "6": "Pascal", "7.0": "Volta", "7.2": "Volta", "7.5": "Turing", "8.0": "Ampere", "8.6": "Ampere",
     "8.7": "Ampere", "8.9": "Ada Lovelace", "9": "Hopper", "10.0": "Blackwell", "10.3": "Blackwell Ultra",
     "11": "Blackwell", "12": "Blackwell 2.0",
 }  # fmt: skip
-_SPILL_NOTE = "only dedicated memory counts: past it the Windows driver spills into system memory, which is slow"
+_NUMBERS = re.compile(r"[-\d, ]{0,64}")
+SPILL_NOTE = "only dedicated memory counts: past it the Windows driver spills into system memory, which is slow"
 
 
 class Detection(NamedTuple):
@@ -35,6 +46,9 @@ def detect_devices() -> Detection:
     """Ask the driver for the visible devices: total and free memory, abilities, who holds memory.
 
     `CUDA_VISIBLE_DEVICES` is honoured. Never raises for what the machine lacks: `reason` says it.
+
+        detection = detect_devices()
+        [device.free_bytes for device in detection.devices] or detection.reason
     """
     try:
         import pynvml  # type: ignore[import-untyped]
@@ -109,7 +123,8 @@ class _Probe:
         if wanted is None:
             return cards
         visible, note = select_visible(cards, wanted)
-        self.notes.append(f"CUDA_VISIBLE_DEVICES={_clean(wanted)!r}: {note}")
+        shown = repr(wanted) if _NUMBERS.fullmatch(wanted) else "(not shown: it holds more than numbers)"
+        self.notes.append(f"CUDA_VISIBLE_DEVICES={shown}: {note}")
         if len(visible) < len(cards) and len(cards) > 1 and environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
             self.notes.append(
                 "without CUDA_DEVICE_ORDER=PCI_BUS_ID, CUDA numbers the fastest card first; these are bus numbers"
@@ -151,7 +166,7 @@ class _Probe:
     def _device_notes(self, card: _Card) -> list[str]:
         notes = []
         if self.platform in ("windows", "wsl"):
-            notes.append(_SPILL_NOTE)
+            notes.append(SPILL_NOTE)
         mode = self.ask("nvmlDeviceGetMigMode", card.handle)
         if mode and mode[0]:
             notes.append("MIG is on: a program sees an instance, which is smaller than the card")
@@ -167,11 +182,23 @@ class _Probe:
         return tuple(sorted(holders, key=lambda holder: (-(holder.used_bytes or 0), holder.pid)))
 
     def _process_name(self, pid: int) -> str | None:
-        """Return the program's name without its folder and arguments."""
+        """Return the program's name; some drivers answer with its whole command line."""
         answer = self.ask("nvmlSystemGetProcessName", pid) or _name_in_proc(pid)
-        if not answer:
-            return None
-        return _clean(answer).replace("\\", "/").rsplit("/", 1)[-1] or None
+        return _program_name(_clean(answer)) if answer else None
+
+
+def _program_name(command: str) -> str | None:
+    """Return the name of a program without its folder and its arguments.
+
+    >>> _program_name("/usr/bin/python3 /home/me/train.py --token=x")
+    'python3'
+    """
+    if command.startswith("["):  # [Insufficient Permissions]
+        return None
+    path = command.replace("\\", "/")
+    end = path.lower().find(".exe")  # folders of Windows have spaces
+    path = path[: end + len(".exe")] if end >= 0 else path.partition(" ")[0]
+    return path.rsplit("/", 1)[-1] or None
 
 
 def _missing(*_: Any) -> None:
@@ -226,6 +253,21 @@ def select_visible(cards: list[_Card], wanted: str) -> tuple[list[_Card], str]:
     return chosen, f"{len(chosen)} of {len(cards)} devices visible"
 
 
+def has_nvidia_card() -> bool | None:
+    """Say whether the bus has an NVIDIA display device, with a driver or without; None where the system does not tell.
+
+    Linux does. Inside a container these are the host's.
+    """
+    try:
+        folders = [entry.path for entry in os.scandir("/sys/bus/pci/devices")]
+    except OSError:
+        return None
+    return any(
+        _first_bytes(f"{folder}/vendor").strip() == "0x10de" and _first_bytes(f"{folder}/class").startswith("0x03")
+        for folder in folders
+    )
+
+
 def detect_platform() -> Literal["linux", "windows", "wsl"] | None:
     """Say where this runs; None for a system without NVIDIA drivers."""
     if sys.platform == "win32":
@@ -244,10 +286,19 @@ def _first_bytes(path: str) -> str:
 
 
 def host_memory() -> DeviceSpec | None:
-    """Describe the memory of this machine, for a run on its CPU; None where the system does not tell (Linux does)."""
+    """Describe the memory of this machine, for a run on its CPU; None where the system does not tell (Linux does).
+
+    A limit of the container or service that this process runs in is the machine's size.
+
+        trace(config, device=host_memory()).answer.verdict
+    """
     total, available = system_memory()
     if total is None:
         return None
+    limit = memory_limit()
+    if limit is not None and limit.limit_bytes < total:
+        total = limit.limit_bytes
+        available = min(size for size in (total, available, limit.free_bytes) if size is not None)
     return DeviceSpec(name="this machine's memory", total_bytes=total, total_is="reported", free_bytes=available)
 
 

@@ -81,7 +81,10 @@ class ScoreReport(Value, frozen=True, kw_only=True):
 
 
 def report_of(scored: Iterable[Prediction | Refusal], engine: EngineName) -> ScoreReport:
-    """Put the scored rows together."""
+    """Put the scored rows together.
+
+    report_of(score(), "estimated").summary
+    """
     predictions: list[Prediction] = []
     refused: list[Refusal] = []
     for row in scored:

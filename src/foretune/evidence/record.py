@@ -4,8 +4,9 @@ A record exists from a run's first moment, with outcome `started`; a process tha
 measured is absent, never zero.
 """
 
+import os
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -14,6 +15,7 @@ from foretune.contract import TrainingConfig
 from foretune.errors import EvidenceError
 from foretune.evidence.merging import MergeCheck
 from foretune.memory.answer import MemoryEstimate
+from foretune.texts import escape
 from foretune.values import Value, encode_json
 
 __all__ = [
@@ -26,6 +28,7 @@ __all__ = [
     "Hardware",
     "Outcome",
     "Padding",
+    "PhasePair",
     "PhaseReading",
     "ProbeCheck",
     "ProcessIdentity",
@@ -228,6 +231,14 @@ class Failure(Value, frozen=True, kw_only=True):
     """The request that failed for lack of memory, where it is known; no peak is."""
 
 
+class PhasePair(NamedTuple):
+    """The measured peak of a phase beside the predicted one, in bytes. None: not measured, or not predicted."""
+
+    phase: str
+    measured_bytes: int | None
+    predicted_bytes: int | None
+
+
 class RunRecord(Value, frozen=True, kw_only=True):
     """One run of `train`, `evaluate` or `merge`."""
 
@@ -275,6 +286,45 @@ class RunRecord(Value, frozen=True, kw_only=True):
         """Whether the run ended as it should, with an artifact."""
         return self.outcome == "success"
 
+    @property
+    def is_on_host(self) -> bool:
+        """Whether it ran on a CPU: then peaks are of the process' growth, else of what the allocator gave out."""
+        return self.requested.device == "cpu"
+
+    @property
+    def phase_pairs(self) -> tuple[PhasePair, ...]:
+        """The peaks that were measured, each beside its prediction, in the order in which they were read."""
+        phases = () if self.prediction is None else self.prediction.phases
+        predicted = {each.phase: each.reserved_bytes if self.is_on_host else each.allocated_bytes for each in phases}
+        pairs = (
+            PhasePair(
+                each.phase,
+                each.peak_process_bytes if self.is_on_host else each.peak_allocated_bytes,
+                predicted.get(each.phase),
+            )
+            for each in self.readings
+        )
+        return tuple(pair for pair in pairs if pair.measured_bytes is not None)
+
+    @property
+    def peak_pair(self) -> PhasePair | None:
+        """The largest of the measured peaks beside the predicted one of the whole run; None: nothing was measured."""
+        measured = [pair.measured_bytes for pair in self.phase_pairs if pair.measured_bytes is not None]
+        if not measured:
+            return None
+        need = self.prediction
+        predicted = None if need is None else need.process_bytes if self.is_on_host else need.allocated_bytes
+        return PhasePair("all", max(measured), predicted)
+
+    def __repr__(self) -> str:
+        model, method = escape(self.requested.model.id), self.requested.method
+        return f"<RunRecord of {self.kind}: {self.outcome}, {model}, {method}, begun {escape(self.started_at)}>"
+
+    def _repr_html_(self) -> str:
+        from foretune.evidence.notebook import show_record
+
+        return show_record(self)
+
 
 def encode_record(record: RunRecord) -> bytes:
     """Return a record as its file holds it: what is None is left out."""
@@ -287,10 +337,16 @@ def _known(data: Any) -> Any:
     return [_known(item) for item in data] if isinstance(data, (list, tuple)) else data
 
 
-def read_record(path: Path) -> RunRecord:
-    """Read a record. Raises EvidenceError where there is none, or where it cannot be read."""
+def read_record(path: str | os.PathLike[str]) -> RunRecord:
+    """Read the record of a run, `RUN/record.json`.
+
+    Raises EvidenceError where there is none, or where it cannot be read.
+
+        record = read_record("runs/first/record.json")
+        record.outcome, record.peak_pair
+    """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=RunRecord)
+        return msgspec.json.decode(Path(path).read_bytes(), type=RunRecord)
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise EvidenceError(

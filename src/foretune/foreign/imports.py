@@ -42,6 +42,9 @@ def import_config(
     `overrides` are settings of ours (`precision.dtype=bf16`) that decide, `without` keys of the file that are given
     up. Raises ConfigError for a file that cannot be read or that no tool is recognised by, and for settings that make
     no configuration. What has no counterpart is no error but a decision of the answer.
+
+        imported = import_config("axolotl.yaml")
+        [decision.flag for decision in imported.decisions]
     """
     found = read_foreign(file)
     chosen, marks = _choose(found, tool)
@@ -188,6 +191,9 @@ def build_imported(
     """Build the configuration of a run, or of an estimate, in which only what changes memory needs a decision.
 
     Raises UnsupportedError with a problem for each decision that is open, and ConfigError as `build_config` does.
+
+        loaded = build_imported(import_config("axolotl.yaml"), "estimate")
+        estimate(loaded.config, stack=find_stack("trainer"))
     """
     is_run = purpose == "run"
     open_decisions = imported.decisions if is_run else imported.open_for_estimate

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from foretune.devices import DeviceSpec
+from foretune.texts import escape
 from foretune.values import Value
 
 __all__ = [
@@ -130,6 +131,21 @@ class MemoryEstimate(Value, frozen=True, kw_only=True):
     def largest_component(self) -> Component:
         """The component that holds most at the peak."""
         return max(self.components, key=lambda component: component.num_bytes)
+
+    @property
+    def is_of_host(self) -> bool:
+        """Whether the figures are the host's, of a run on its CPU, which has no context."""
+        return self.context.high_bytes == 0
+
+    def __repr__(self) -> str:
+        from foretune.memory.words import short_line
+
+        return f"<MemoryEstimate of {escape(self.model)}, {self.method}: {short_line(self, None)}>"
+
+    def _repr_html_(self) -> str:
+        from foretune.memory.notebook import show_estimate
+
+        return show_estimate(self)
 
 
 class Change(Value, frozen=True, kw_only=True):

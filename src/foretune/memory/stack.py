@@ -146,6 +146,9 @@ class StackProfile(Value, frozen=True, kw_only=True):
         name = f"nearest to {self.name}" if self.is_nearest else self.name
         return f"{name}: {libraries}, bitsandbytes {self.bitsandbytes}, {self.platform}"
 
+    def __repr__(self) -> str:
+        return f"<StackProfile {self.description}>"
+
     def on(self, device: DeviceSpec | None) -> "StackProfile":
         """Return the profile with what depends on the device: from compute capability 9.0 larger workspaces."""
         if device is None or device.compute_capability is None:

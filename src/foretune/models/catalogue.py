@@ -94,7 +94,10 @@ def _full_aliases(row: _Row) -> tuple[str, ...]:
 
 
 def list_models() -> tuple[ModelEntry, ...]:
-    """List the catalogue, sorted by id."""
+    """List the catalogue, sorted by id.
+
+    [entry.id for entry in list_models()]
+    """
     return tuple(
         ModelEntry(
             id=row.id,

@@ -16,19 +16,25 @@ from foretune.errors import MissingDependencyError, ModelAccessError
 
 __all__ = [
     "HubFile",
+    "HubState",
     "ModelNotFoundError",
     "ModelNotGrantedError",
     "ModelOfflineError",
     "ModelTokenError",
+    "ask_hub",
+    "cache_folder",
     "cached_config",
     "cached_snapshot",
     "fetch_config",
     "fetch_files",
+    "is_offline",
     "list_files",
     "published_parameters",
+    "token_source",
 ]
 
 TIMEOUT_SECONDS = 10.0
+PROBE_SECONDS = 4.0
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -74,19 +80,61 @@ class Answer(NamedTuple):
     had_token: bool
 
 
+class HubState(NamedTuple):
+    """Whether the Hub answers."""
+
+    status: int
+    """HTTP's: 200, or 401 where it does not take the token."""
+    had_token: bool
+
+
 # -- cache -------------------------------------------------------------------------------------------------------
 
 
 def cache_folder() -> Path:
     """Return the folder of the hub cache, as huggingface_hub chooses it."""
     stated = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
-    if stated:
-        return Path(stated).expanduser()
+    return _expanded(stated) if stated else _home() / "hub"
+
+
+def _home() -> Path:
+    """Return the folder of the hub's cache and token, as huggingface_hub chooses it."""
     home = os.environ.get("HF_HOME")
     if home:
-        return Path(home).expanduser() / "hub"
+        return _expanded(home)
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base).expanduser() if base else Path.home() / ".cache") / "huggingface" / "hub"
+    return (_expanded(base) if base else Path.home() / ".cache") / "huggingface"
+
+
+def _expanded(path: str) -> Path:
+    return Path(os.path.expandvars(path)).expanduser()
+
+
+def is_offline() -> bool:
+    """Say whether the environment forbids to ask the Hub, as huggingface_hub reads it."""
+    stated = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
+    return stated.upper() in ("1", "ON", "YES", "TRUE")
+
+
+def token_source() -> str | None:
+    """Say where huggingface_hub finds a token: an environment variable's name, or `file`; None: it finds none.
+
+    The token itself is not read.
+    """
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        if os.environ.get(name, "").strip():
+            return name
+    stated = os.environ.get("HF_TOKEN_PATH")
+    try:
+        return "file" if (_expanded(stated) if stated else _home() / "token").stat().st_size else None
+    except OSError:
+        return None
+
+
+def ask_hub() -> HubState:
+    """Ask the Hub one small question, with a short time limit. Raises ConnectionError where there is no answer."""
+    answer = _get("api/models/openai-community/gpt2?expand[]=sha", timeout=PROBE_SECONDS)
+    return HubState(status=answer.status, had_token=answer.had_token)
 
 
 def cached_snapshot(id: str, revision: str | None = None) -> Path | None:
@@ -200,9 +248,9 @@ def _ask(id: str, path: str, what: str = "config.json") -> Answer:
         ) from None  # the cause may hold the request with its token
 
 
-def _get(path: str) -> Answer:
+def _get(path: str, *, timeout: float = TIMEOUT_SECONDS) -> Answer:
     """Send one request. Raises OSError when there is no answer (this is what tests replace)."""
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+    if is_offline():
         raise ConnectionError(HUB_OFFLINE)
     try:
         from huggingface_hub import constants, get_session
@@ -217,7 +265,7 @@ def _get(path: str) -> Answer:
     headers = build_hf_headers()
     try:
         reply = get_session().get(
-            f"{constants.ENDPOINT}/{path}", headers=headers, timeout=TIMEOUT_SECONDS, follow_redirects=True
+            f"{constants.ENDPOINT}/{path}", headers=headers, timeout=timeout, follow_redirects=True
         )
     except transport_error as error:
         raise ConnectionError(type(error).__name__) from None

@@ -14,9 +14,11 @@ from foretune.memory import (
     published_quantized_because,
     sure_budget,
 )
+from foretune.memory.words import short_line
 from foretune.models import ModelShape
 from foretune.planner.search import Found, Search
 from foretune.planner.space import DIMENSIONS, Objective, Row, Space, every_point, rows_of, space_for
+from foretune.texts import escape
 from foretune.units import format_bytes
 from foretune.values import Value
 
@@ -56,6 +58,21 @@ class Plan(Value, frozen=True, kw_only=True):
     """None: no device was given. With the nearest changes where it does not fit."""
     why: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        return f"<Plan {self.rank}: {escape(self.config.model.id)}, {self.method}, {self._settings()}: {self._need()}>"
+
+    def _repr_html_(self) -> str:
+        from foretune.planner.notebook import show_plan
+
+        return show_plan(self)
+
+    def _settings(self) -> str:
+        batch = self.config.batch
+        return f"{self.config.precision.dtype}, {batch.micro_batch_size:,} x {batch.sequence_length:,} tokens"
+
+    def _need(self) -> str:
+        return escape(short_line(self.estimate, self.fit))
+
 
 class Recommendation(Value, frozen=True, kw_only=True):
     """Plans for an objective, best first; where nothing fits, the nearest misses."""
@@ -76,6 +93,17 @@ class Recommendation(Value, frozen=True, kw_only=True):
     rejected: tuple[Rejected, ...]
     refused: tuple[str, ...] = ()
     """Methods that cannot be run at all, with the reason."""
+
+    def __repr__(self) -> str:
+        shown = self.plans or self.nearest_misses
+        what = "plans" if self.plans else "nearest misses (no plan fits)"
+        lines = "".join(f"\n  {plan!r}" for plan in shown)
+        return f"<Recommendation for {self.objective}: {len(shown)} {what} of {self.considered:,} candidates{lines}>"
+
+    def _repr_html_(self) -> str:
+        from foretune.planner.notebook import show_recommendation
+
+        return show_recommendation(self)
 
 
 def recommend_plans(

@@ -5,6 +5,7 @@ that never asks the Hub, with a limit on memory and one on the time of a renderi
 and ends it. Frames go both ways: eight bytes of length, then MessagePack.
 """
 
+import logging
 import os
 import signal
 import struct
@@ -62,6 +63,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when it ends
     stdin, stdout = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints must not stand between two frames
+    logging.getLogger("transformers").setLevel(logging.ERROR)  # of this process, which is ours
     without_torch()
     task = read_frame(stdin)
     if task is None:

@@ -9,53 +9,84 @@ from foretune.errors import MissingDependencyError, UnsupportedError
 
 __all__ = [
     "DATA_INSTALL_LINE",
+    "EXTRAS",
     "INSTALL_LINE",
     "TESTED",
+    "Range",
     "all_versions",
     "installed_versions",
     "libraries_for",
     "require_libraries",
     "require_text_libraries",
+    "version_of",
 ]
 
 INSTALL_LINE = "pip install 'foretune[train]'"
 DATA_INSTALL_LINE = "pip install 'foretune[data]'"
 
 
-class _Range(NamedTuple):
-    """Tested versions: from `first` up to and without `stop`."""
+class Range(NamedTuple):
+    """Versions that are taken: from `first` up to and without `stop` (None: whatever comes after)."""
 
     first: tuple[int, ...]
-    stop: tuple[int, ...]
+    stop: tuple[int, ...] | None = None
 
     def __str__(self) -> str:
-        return f">={'.'.join(map(str, self.first))},<{'.'.join(map(str, self.stop))}"
+        least = f">={'.'.join(map(str, self.first))}"
+        return least if self.stop is None else f"{least},<{'.'.join(map(str, self.stop))}"
+
+    def holds(self, version: str) -> bool:
+        """Say whether a version is one of these."""
+        numbers = _numbers(version)
+        return self.first <= numbers and (self.stop is None or numbers < self.stop)
 
 
 TESTED = {
-    "torch": _Range((2, 10), (2, 15)),
-    "transformers": _Range((5, 24), (5, 25)),
-    "peft": _Range((0, 21), (0, 22)),
-    "bitsandbytes": _Range((0, 50), (0, 51)),
+    "torch": Range((2, 10), (2, 15)),
+    "transformers": Range((5, 24), (5, 25)),
+    "peft": Range((0, 21), (0, 22)),
+    "bitsandbytes": Range((0, 50), (0, 51)),
 }
 """torch from 2.10 (CVE-2026-24747), Transformers from 5.3 (CVE-2026-4372): the floors lie above both."""
 
 TEXT_TESTED = {
     "transformers": TESTED["transformers"],
-    "tokenizers": _Range((0, 22), (1,)),
-    "jinja2": _Range((3, 1, 6), (4,)),
+    "tokenizers": Range((0, 22), (1,)),
+    "jinja2": Range((3, 1, 6), (4,)),
 }
 """What rows are read, rendered and tokenized with; jinja2 from 3.1.6, before which its sandbox can be left."""
+
+EXTRAS: dict[str, dict[str, Range]] = {
+    "core": {
+        "msgspec": Range((0, 20)),
+        "click": Range((8, 2)),
+        "ruamel.yaml": Range((0, 18, 10)),
+        "huggingface_hub": Range((1, 0)),
+        "nvidia-ml-py": Range((12, 560)),
+    },
+    "data": TEXT_TESTED,
+    "train": {
+        "torch": TESTED["torch"],
+        "peft": TESTED["peft"],
+        "bitsandbytes": TESTED["bitsandbytes"],
+        "safetensors": Range((0, 7)),
+        "numpy": Range((2, 0)),
+        "filelock": Range((3, 20)),
+    },
+    "liger": {"liger-kernel": Range((0, 8))},
+    "web": {"starlette": Range((0, 46)), "uvicorn": Range((0, 34))},
+}
+"""What each extra of pyproject.toml brings, `core` what is always there; `train` brings `data` too."""
 
 
 def installed_versions() -> dict[str, str | None]:
     """Return each library's version, None where it is not installed."""
-    return {name: _version(name) for name in TESTED}
+    return {name: version_of(name) for name in TESTED}
 
 
 def all_versions() -> dict[str, str]:
     """Return the versions of everything of ours that is installed."""
-    found = {name: _version(name) for name in (*TESTED, "tokenizers", "jinja2", "safetensors")}
+    found = {name: version_of(name) for name in (*TESTED, "tokenizers", "jinja2", "safetensors")}
     return {name: version for name, version in found.items() if version is not None}
 
 
@@ -78,8 +109,8 @@ def require_text_libraries() -> dict[str, str]:
     return _required(TEXT_TESTED, DATA_INSTALL_LINE)
 
 
-def _required(ranges: Mapping[str, _Range], install_line: str) -> dict[str, str]:
-    found = {name: _version(name) for name in ranges}
+def _required(ranges: Mapping[str, Range], install_line: str) -> dict[str, str]:
+    found = {name: version_of(name) for name in ranges}
     missing = [name for name, value in found.items() if value is None]
     if missing:
         raise MissingDependencyError(
@@ -87,14 +118,15 @@ def _required(ranges: Mapping[str, _Range], install_line: str) -> dict[str, str]
         )
     for name, value in found.items():
         allowed = ranges[name]
-        if not allowed.first <= _numbers(value or "") < allowed.stop:
+        if not allowed.holds(value or ""):
             raise UnsupportedError(
                 f"{name} {value} is outside the tested range {allowed}.", hint=f"Run: pip install '{name}{allowed}'"
             )
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _version(name: str) -> str | None:
+def version_of(name: str) -> str | None:
+    """Return the version of an installed distribution, without importing it; None where it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:

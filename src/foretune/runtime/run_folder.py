@@ -39,6 +39,7 @@ __all__ = [
     "evaluation_of",
     "failed_start_path",
     "hold_run",
+    "is_held",
     "merge_of",
     "note_failed_start",
     "note_later",
@@ -312,19 +313,27 @@ def _held(path: Path) -> Iterator[None]:
         lock.release()
 
 
-def _require_idle(path: Path) -> None:
-    """Refuse a folder that another process holds. Raises RunDirectoryError."""
+def is_held(path: Path) -> bool | None:
+    """Say whether a process holds a run's folder; None: its lock cannot be looked at."""
     if not (path / LOCK).exists():
-        return
-    from filelock import FileLock, Timeout  # of the extra `train`
-
+        return False
+    try:
+        from filelock import FileLock, Timeout  # of the extra `train`
+    except ImportError:
+        return None
     try:
         with FileLock(path / LOCK, timeout=0):
-            pass
-    except Timeout as error:
-        raise _busy(path) from error
-    except OSError:  # a lock that cannot be looked at does not say that it is held
-        return
+            return False
+    except Timeout:
+        return True
+    except OSError:
+        return None
+
+
+def _require_idle(path: Path) -> None:
+    """Refuse a folder that another process holds. Raises RunDirectoryError."""
+    if is_held(path):  # a lock that cannot be looked at does not say that it is held
+        raise _busy(path)
 
 
 def _busy(path: Path) -> RunDirectoryError:

@@ -62,6 +62,8 @@ def make_sample_model(folder: str | Path, sizes: Mapping[str, int] = SIZES) -> P
 def sample_rows() -> tuple[dict[str, Any], ...]:
     """Return rows that a model can learn, in both forms: conversations, and instructions with the same answers.
 
+    Each is what a line of a JSONL file holds (docs/data.md). They need no library.
+
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\\n" for row in sample_rows()))
     """
     return (*sample_messages(), *sample_instructions())

@@ -4,7 +4,6 @@ Importing Transformers where torch is installed imports torch as well. In a proc
 `without_torch` hides it first.
 """
 
-import logging
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from typing import Any
 
 from foretune.data import MAX_TEMPLATE_BYTES, Encoding, Message, Rendering, TemplateProblem, TokenizerFacts
 from foretune.errors import UnsupportedError
+from foretune.runtime.border import quietly
 
 __all__ = ["ModelTokenizer", "load_tokenizer", "without_torch"]
 
@@ -150,11 +150,11 @@ def load_tokenizer(folder: Path, *, template: str | None = None, template_date: 
 
     Raises UnsupportedError for a tokenizer without offsets and for a template that is too large.
     """
-    logging.getLogger("transformers").setLevel(logging.ERROR)
-    from transformers import AutoTokenizer
-
+    with quietly():
+        from transformers import AutoTokenizer
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        with quietly():
+            tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
         raise UnsupportedError(

@@ -1,0 +1,24 @@
+"""Foreign text made safe to show: on one line, and as text of XML and HTML."""
+
+__all__ = ["escape", "text_of"]
+
+
+def escape(text: str) -> str:
+    """Show a foreign text on one line: whatever is not printable (ESC, newline, bidi, half a surrogate) as an escape.
+
+    >>> escape("a\\x1b[2J")
+    'a\\\\x1b[2J'
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+
+
+def text_of(text: str) -> str:
+    """Escape for XML and HTML, between tags and inside quotes; what XML cannot hold becomes a visible escape.
+
+    >>> text_of('<b title="x">')
+    '&lt;b title=&quot;x&quot;&gt;'
+    """
+    shown = escape(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return shown.replace('"', "&quot;").replace("'", "&#39;")
