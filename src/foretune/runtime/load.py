@@ -19,6 +19,7 @@ from foretune.errors import ConfigError, UnsupportedError
 
 __all__ = [
     "DTYPES",
+    "DTYPE_NAMES",
     "Loaded",
     "build_model",
     "decoder_linears",
@@ -30,6 +31,7 @@ __all__ = [
 ]
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 _TIED_BY_THE_WHOLE = frozenset({"qwen3_5", "qwen3_5_moe"})
 """Types whose causal class is the language model's alone, while the config of the whole says whether its head is the

@@ -15,7 +15,7 @@ from foretune.memory.components import Facts
 from foretune.models import WeightFiles
 from foretune.runtime.artifact import ADAPTER_WEIGHTS, ARTIFACT, ArtifactFacts, probe_logits, read_artifact, read_probe
 from foretune.runtime.live import Live, assemble
-from foretune.runtime.load import load_model
+from foretune.runtime.load import DTYPE_NAMES, load_model
 from foretune.runtime.run_folder import RECORD, RunFolder
 
 __all__ = [
@@ -135,7 +135,7 @@ def compare_probe(live: Live, artifact: Path, described: ArtifactFacts) -> Probe
             f"{tolerance:g} is the most for {coarsest}.",
             hint="Its files, the base's or the libraries are not those of the run.",
         )
-    adapters = {str(each.dtype).removeprefix("torch.") for name, each in live.trained.items() if ".lora_" in name}
+    adapters = {DTYPE_NAMES[each.dtype] for name, each in live.trained.items() if ".lora_" in name}
     return ProbeCheck(
         max_abs_difference=difference,
         tolerance=tolerance,

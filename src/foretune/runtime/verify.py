@@ -17,7 +17,7 @@ from foretune.evidence import Check
 from foretune.runtime.digest import digest
 from foretune.runtime.isolation import apart
 from foretune.runtime.live import Live, fingerprint
-from foretune.runtime.load import DTYPES, build_model, decoder_linears, eight_bit_layers, four_bit_layers
+from foretune.runtime.load import DTYPE_NAMES, DTYPES, build_model, decoder_linears, eight_bit_layers, four_bit_layers
 from foretune.runtime.update import Batch
 
 __all__ = ["observe", "require_gradients", "require_verified"]
@@ -26,7 +26,6 @@ Moment = Literal["before", "after"]
 Found = tuple[str, object, object]
 """Field, requested, effective."""
 
-NAMES = {value: key for key, value in DTYPES.items()}
 OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD", "adamw_8bit": "AdamW8bit", "paged_adamw_8bit": "PagedAdamW8bit"}
 STATES = {
     "adamw": ("exp_avg", "exp_avg_sq"),
@@ -153,7 +152,7 @@ def _dtypes(parameters: Iterable[Tensor]) -> str:
 
 
 def _name(dtype: torch.dtype) -> str:
-    return NAMES.get(dtype, str(dtype).removeprefix("torch."))
+    return DTYPE_NAMES.get(dtype, str(dtype).removeprefix("torch."))
 
 
 def _listed(counts: "Counter[str]") -> str:
