@@ -8,6 +8,7 @@ import errno
 import json
 import os
 import shutil
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -34,7 +35,7 @@ __all__ = [
 ]
 
 STAGED = ".staged-"
-"""How a folder that is not finished begins its name."""
+"""How a folder that is not finished begins its name; then what it will be, and the process that writes it."""
 MANIFEST = "manifest.json"
 _RENAME_NOREPLACE = 1
 _AT_FDCWD = -100
@@ -52,7 +53,7 @@ def staged(final: Path) -> Iterator[Path]:
     """
     with told(final):
         at("stage")
-        folder = Path(mkdtemp(prefix=f"{STAGED}{final.name}-", dir=final.parent))
+        folder = Path(mkdtemp(prefix=f"{STAGED}{final.name}-{os.getpid()}-", dir=final.parent))
     try:
         with told(final):
             yield folder
@@ -140,18 +141,25 @@ def publish_draft(folder: Path, final: Path) -> None:
 
 def _sync_files(folder: Path, final: Path) -> dict[str, dict[str, Any]]:
     """See every file through to the disk. Returns size and SHA-256 of each."""
-    mode = final.parent.stat().st_mode & 0o777  # that of a private draft would keep everybody else out
-    folder.chmod(mode)
+    mask = _umask()
+    folder.chmod((folder.stat().st_mode & stat.S_ISGID) | (0o777 & ~mask))  # a draft is private; what it becomes is not
     listed = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             at(f"sync {path.name}")
-            path.chmod(mode & 0o666)
+            path.chmod(0o666 & ~mask)
             with path.open("r+b") as file:  # Windows syncs only what may be written
                 os.fsync(file.fileno())
                 digest = file_digest(file, "sha256").hexdigest()
             listed[path.relative_to(folder).as_posix()] = {"size": path.stat().st_size, "sha256": digest}
     return listed
+
+
+def _umask() -> int:
+    """Return what the user takes from the permissions of new files. It can only be read by setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def _name_draft(folder: Path, final: Path) -> None:

@@ -1,6 +1,6 @@
 """Foreign text made safe to show: on one line, and as text of XML and HTML."""
 
-__all__ = ["escape", "text_of"]
+__all__ = ["escape", "quoted", "text_of"]
 
 
 def escape(text: str) -> str:
@@ -12,6 +12,17 @@ def escape(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+
+
+def quoted(path: object) -> str:
+    """Write a path so that a shell takes it as one word, and a terminal as text.
+
+    >>> quoted("my runs/first")
+    "'my runs/first'"
+    """
+    from shlex import quote
+
+    return escape(quote(str(path)))
 
 
 def text_of(text: str) -> str:

@@ -320,3 +320,15 @@ def test_paths_of_a_recipe_are_relative_to_it(tmp_path: Path) -> None:
 def test_fields_of_a_table_are_fields_of_ours(tool: str) -> None:
     fields = {field for row in TOOLS[tool].keys.values() for field in row.fields}
     assert all(find_field(field) is not None for field in fields)
+
+
+def test_variables_of_the_environment_are_named_and_never_shown(call, tmp_path: Path) -> None:
+    told = "wandb-7f3a"
+    keys = "model_name_or_path: gpt2\nuse_peft: true\nmax_length: 64\n"
+    yaml = write(tmp_path, f"{keys}env: {{WANDB_API_KEY: {told}, HF_TOKEN: {told}}}\n")
+    line = write(tmp_path, f"WANDB_API_KEY={told} trl sft --model_name_or_path gpt2 --HUB_TOKEN {told}\n", "run.txt")
+    for file in (yaml, line):
+        for form in ((), ("--json",)):
+            called = call("config", "import", str(file), *form)
+            assert "WANDB_API_KEY" in called.out
+            assert told not in called.out + called.err

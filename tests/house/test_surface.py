@@ -27,7 +27,7 @@ SURFACE: dict[str, set[str]] = {
         *(REQUEST - {"--accept", "--explain"}), "--objective", "--max", "--devices", "--verify", "--plot",
     },
     "trace": {*REQUEST, "--why", "--events", "--plot"},
-    "recipe": {*(REQUEST - {"--check", "--accept", "--explain"}), "folder", "--data", "--allow-infeasible"},
+    "recipe": {*(REQUEST - {"--check", "--accept", "--explain", "--stack"}), "folder", "--data", "--allow-infeasible"},
     "train": {
         "config", "--set", "--output", "--resume", "--dry-run", "--allow-infeasible", "--offline", "--workers",
         "--no-cache",

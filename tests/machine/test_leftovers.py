@@ -12,7 +12,7 @@ import pytest
 from filelock import FileLock
 from machine.planted import NOBODY
 
-from foretune.durable import draft_of, staged
+from foretune.durable import STAGED, draft_of, staged
 from foretune.machine import folder_findings
 from foretune.machine import leftovers as leftovers_module
 from foretune.machine.leftovers import leftovers, unfinished_runs
@@ -51,7 +51,7 @@ def test_an_empty_folder_has_none(tmp_path: Path) -> None:
 
 def test_every_draft_that_a_run_leaves_is_listed_with_a_line_that_removes_it(tmp_path: Path) -> None:
     draft_folder(tmp_path)
-    draft_folder(tmp_path / "runs/first/checkpoints", ".staged-update-4-ab")
+    draft_folder(tmp_path / "runs/first/checkpoints", ".staged-update-4-999999999-ab")
     draft_folder(tmp_path / "a b", ".staged-gone-model")
     small = [draft_of(tmp_path / "runs/first" / name) for name in ("record.json", "config.yaml", "updates.jsonl")]
     small.append(draft_of(tmp_path / "runs/second.failed-start.json"))
@@ -71,7 +71,9 @@ def test_every_draft_that_a_run_leaves_is_listed_with_a_line_that_removes_it(tmp
 def test_the_names_are_those_that_the_runtime_gives(tmp_path: Path) -> None:
     with staged(tmp_path / "adapter") as draft:
         aged(draft)
-        assert [left.path for left in leftovers(tmp_path)] == [draft.relative_to(tmp_path)]
+        assert leftovers(tmp_path) == []  # this process is alive
+        left = draft.rename(draft.with_name(draft.name.replace(str(os.getpid()), "999999999")))
+        assert [each.path for each in leftovers(tmp_path)] == [left.relative_to(tmp_path)]
 
 
 def test_what_may_still_be_written_is_left_alone(tmp_path: Path) -> None:
@@ -174,3 +176,11 @@ def test_on_windows_the_line_is_powershells(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(leftovers_module.sys, "platform", "win32")
     (finding,) = folder_findings(tmp_path, NOBODY)
     assert finding.run == ("Remove-Item -Recurse -LiteralPath '.staged-it''s'",)
+
+
+def test_a_draft_of_a_living_process_is_no_leftover(tmp_path: Path) -> None:
+    for number, pid in enumerate((os.getpid(), 999_999_999)):
+        draft = tmp_path / f"{STAGED}model-{pid}-abc{number}"
+        draft.mkdir()
+        os.utime(draft, (1_000_000_000, 1_000_000_000))
+    assert [each.path.name for each in leftovers(tmp_path)] == [f"{STAGED}model-999999999-abc1"]

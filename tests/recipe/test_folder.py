@@ -4,6 +4,7 @@ import ast
 import json
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -75,11 +76,39 @@ def test_sample_rows_are_rows(tmp_path: Path, name: str) -> None:
 
 def test_own_rows_are_named_and_the_samples_are_only_beside_them(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
+    rows.touch()
     asked = build_config({**QLORA, "data.train": str(rows)}).config
     write_recipe(asked, str(tmp_path / "r"), device=CARD)
     assert load_config(tmp_path / "r/config.yaml").config.data.train == str(rows)
-    assert "copy it into `data/`" in readme(tmp_path / "r")
+    assert f"and name them as `./...`: - `data.train: {rows}`" in readme(tmp_path / "r")
     assert "sample rows, for a first look" not in readme(tmp_path / "r")
+
+
+def test_a_folder_named_with_dots_is_the_folder_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    write_recipe(build_config(QLORA).config, "../here/../there", device=CARD)
+    assert "train: ./data/instructions.jsonl" in (tmp_path / "there/config.yaml").read_text()
+    assert "output: ./run" in (tmp_path / "there/config.yaml").read_text()
+
+
+def test_without_a_card_it_says_whom_it_is_for(tmp_path: Path) -> None:
+    recipe = write_recipe(build_config(QLORA).config, str(tmp_path / "r"))
+    assert recipe.warnings[-1].startswith("It is for an NVIDIA card, and none was named.")
+
+
+@pytest.mark.parametrize(("words", "code"), [((), 8), (("--dry-run",), 0), (("--help",), 0)], ids=str)
+def test_shell_script_evaluates_what_was_trained_and_nothing_else(
+    tmp_path: Path, words: tuple[str, ...], code: int
+) -> None:
+    """Stand-ins for the two scripts: training ends well, and there is nothing to evaluate."""
+    write_recipe(build_config(QLORA).config, str(tmp_path / "r"), device=CARD)
+    (tmp_path / "r/.venv/bin").mkdir(parents=True)
+    (tmp_path / "r/.venv/ready").touch()
+    (tmp_path / "r/.venv/bin/python").symlink_to("/bin/sh")
+    (tmp_path / "r/train.py").write_text("exit 0")
+    (tmp_path / "r/evaluate.py").write_text("exit 8")
+    assert subprocess.run(["sh", str(tmp_path / "r/train.sh"), *words], check=False).returncode == code
 
 
 def test_requirements_pin_this_version_exactly(tmp_path: Path) -> None:
@@ -251,15 +280,18 @@ def test_a_configuration_outside_a_recipe_passes(tmp_path: Path) -> None:
 
 def test_rows_may_be_named_by_a_flag(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").touch()
     called = call("recipe", "r", "--model", "gpt2", "--vram", "24", "--data", "rows.jsonl", "--json")
     assert called.code == 0
     assert called.document["config"]["data"]["train"] == str(tmp_path / "rows.jsonl")
 
 
-def test_another_tools_stack_is_refused(call, tmp_path: Path) -> None:
-    called = call("recipe", str(tmp_path / "r"), "--model", "gpt2", "--stack", "trl")
-    assert called.code == 2
-    assert "A recipe runs foretune's own step" in called.err
+@pytest.mark.parametrize("field", ["data.train", "evaluation.data"])
+def test_rows_that_are_not_there_are_told_before_anything_is_written(call, tmp_path: Path, field: str) -> None:
+    called = call("recipe", str(tmp_path / "r"), "--model", "gpt2", "--set", f"{field}={tmp_path}/none.jsonl")
+    assert called.code == 5
+    assert "none.jsonl" in called.err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_evaluate_takes_the_configuration_of_a_run(call, tmp_path: Path) -> None:

@@ -449,6 +449,32 @@ def test_an_output_that_exists_is_refused_and_stays(make: Any, tmp_path: Path) -
     assert (tmp_path / "models/mine/model.safetensors").is_file()
 
 
+@pytest.mark.parametrize("inside", ["run/adapter/mine", "run/checkpoints/mine", "base/mine"])
+def test_an_output_inside_what_is_listed_or_not_ours_is_refused(inside: str, tmp_path: Path) -> None:
+    run = run_of("lora", tmp_path)
+    place = base_of(run) / "mine" if inside.startswith("base") else run / inside.removeprefix("run/")
+    refused(run, RunDirectoryError, "stands inside", output=str(place))
+    assert not place.exists()
+
+
+def test_an_output_below_a_file_is_told_as_what_it_is(tmp_path: Path) -> None:
+    run = run_of("lora", tmp_path)
+    (tmp_path / "rows.jsonl").touch()
+    refused(run, RunDirectoryError, "rows.jsonl is a file", output=str(tmp_path / "rows.jsonl/mine"))
+
+
+def test_memory_is_planned_for_a_single_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    real = foretune.runtime.merge.host_bytes
+
+    def of_one(task: Any) -> int:
+        seen.append(real(task._replace(skeleton=task.skeleton._replace(layers=task.skeleton.layers[:1], whole={}))))
+        return seen[-1]
+
+    monkeypatch.setattr(foretune.runtime.merge, "host_bytes", of_one)
+    assert plan_merge(str(run_of("lora", tmp_path))).host_bytes == seen[0] > 0
+
+
 def test_a_plan_downloads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     there = WeightFiles("acme/base", "0" * 40, None, ("model.safetensors",))
     monkeypatch.setattr("foretune.api.evaluation.find_weights", lambda *_, **__: there)

@@ -1,6 +1,7 @@
 """The parts of a run by themselves: fingerprints, micro batches, the loss scale of fp16, whole files."""
 
 import json
+import os
 from array import array
 from pathlib import Path
 from typing import Any
@@ -147,16 +148,35 @@ def test_a_loss_that_is_no_number_is_no_overflow() -> None:
 # -- the disk
 
 
-def test_a_folder_is_published_whole_readable_by_those_who_read_its_parent(tmp_path: Path) -> None:
-    tmp_path.chmod(0o755)
+@pytest.mark.parametrize(("mask", "folder", "file"), [(0o022, 0o755, 0o644), (0o077, 0o700, 0o600)], ids=oct)
+def test_a_folder_is_published_whole_with_the_permissions_that_new_files_have(
+    tmp_path: Path, mask: int, folder: int, file: int
+) -> None:
+    tmp_path.chmod(0o777)  # as /tmp: who may write there may not therefore write here
+    before = os.umask(mask)
+    try:
+        final = published(tmp_path)
+    finally:
+        os.umask(before)
+    assert final.stat().st_mode & 0o777 == folder
+    assert {path.stat().st_mode & 0o777 for path in final.iterdir()} <= {file, 0o644 & ~mask}
+
+
+def published(tmp_path: Path) -> Path:
+    final = tmp_path / "artifact"
+    with staged(final) as draft:
+        (draft / "weights").write_bytes(b"abc")
+        publish_folder(draft, final)
+    return final
+
+
+def test_a_folder_is_published_whole(tmp_path: Path) -> None:
     final = tmp_path / "artifact"
     with staged(final) as draft:
         (draft / "weights").write_bytes(b"abc")
         assert not final.exists()
         publish_folder(draft, final)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["artifact"]
-    assert final.stat().st_mode & 0o777 == 0o755
-    assert (final / "weights").stat().st_mode & 0o777 == 0o644
     assert json.loads((final / "manifest.json").read_text())["weights"]["size"] == 3
     verify_folder(final)
     (final / "weights").write_bytes(b"abd")

@@ -556,75 +556,33 @@ def describe_model(shape: ModelShape) -> ModelSummary:
 
 def __getattr__(name: str) -> Any:
     """Import what only some journeys use when it is first asked for."""
-    from foretune import contract, devices
+    from importlib import import_module
 
-    if name in ("dump_config", "json_schema"):
-        return getattr(contract, name)
-    if name in ("Lengths", "read_lengths"):
-        from foretune import data
-
-        return getattr(data, name)
-    if name in ("DataAnswer", "Progress", "RowPreview", "RowRun", "check_data", "prepare_data"):
-        from foretune.api import rows
-
-        return getattr(rows, name)
-    if name in ("EvaluationAnswer", "Generation", "evaluate"):
-        from foretune.api import evaluation
-
-        return getattr(evaluation, name)
-    if name in ("Recipe", "write_recipe"):
-        from foretune.api import recipes
-
-        return getattr(recipes, name)
-    if name in ("MergeAnswer", "MergePlan", "merge", "plan_merge"):
-        from foretune.api import merging
-
-        return getattr(merging, name)
-    if name == "examine_machine":
-        from foretune.api import doctor
-
-        return doctor.examine_machine
-    if name in ("Finding", "MachineReport"):
-        from foretune import machine
-
-        return getattr(machine, name)
-    if name in ("RunPlanned", "plan_training", "train"):
-        from foretune.api import runs
-
-        return getattr(runs, name)
-    if name in ("ImportedConfig", "build_imported", "import_config"):
-        from foretune import foreign
-
-        return getattr(foreign, name)
-    if name in ("LengthNeed", "LengthsAnswer"):
-        from foretune import needs
-
-        return getattr(needs, name)
-    if name in ("CheckpointSaved", "PhaseBegan", "RunFinished", "UpdateDone"):
-        from foretune.runtime import run_events
-
-        return getattr(run_events, name)
-    if name in ("make_sample_model", "sample_rows"):
-        from foretune.runtime import sample
-
-        return getattr(sample, name)
-    if name in (
-        "MergeCheck",
-        "MergedLayer",
-        "Prediction",
-        "Refusal",
-        "RunRecord",
-        "ScoreReport",
-        "read_record",
-        "report_of",
-    ):
-        from foretune import evidence
-
-        return getattr(evidence, name)
-    if name in ("Boundary", "Carriers", "Frontier", "Plan", "Recommendation"):
-        from foretune import planner
-
-        return getattr(planner, name)
-    if name in ("Detection", "detect_devices", "host_memory"):
-        return getattr(devices, name)
+    for module, names in _LATER.items():
+        if name in names:
+            return getattr(import_module(module), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+_LATER: Mapping[str, tuple[str, ...]] = {
+    "foretune.api.doctor": ("examine_machine",),
+    "foretune.api.evaluation": ("EvaluationAnswer", "Generation", "evaluate"),
+    "foretune.api.merging": ("MergeAnswer", "MergePlan", "merge", "plan_merge"),
+    "foretune.api.recipes": ("Recipe", "write_recipe"),
+    "foretune.api.rows": ("DataAnswer", "Progress", "RowPreview", "RowRun", "check_data", "prepare_data"),
+    "foretune.api.runs": ("RunPlanned", "plan_training", "train"),
+    "foretune.contract": ("dump_config", "json_schema"),
+    "foretune.data": ("Lengths", "read_lengths"),
+    "foretune.devices": ("Detection", "detect_devices", "host_memory"),
+    "foretune.evidence": (
+        *("MergeCheck", "MergedLayer", "Prediction", "Refusal", "RunRecord", "ScoreReport", "read_record"),
+        "report_of",
+    ),
+    "foretune.foreign": ("ImportedConfig", "build_imported", "import_config"),
+    "foretune.machine": ("Finding", "MachineReport"),
+    "foretune.needs": ("LengthNeed", "LengthsAnswer"),
+    "foretune.planner": ("Boundary", "Carriers", "Frontier", "Plan", "Recommendation"),
+    "foretune.runtime.run_events": ("CheckpointSaved", "PhaseBegan", "RunFinished", "UpdateDone"),
+    "foretune.runtime.sample": ("make_sample_model", "sample_rows"),
+}
+"""What is imported later, by the module that has it."""

@@ -133,8 +133,9 @@ def _planned(run: str, output: str | None, *, offline: bool, fetch: Callable[[We
 
     require_libraries("torch", "transformers", "peft")
     from foretune.memory.figures import facts_of
-    from foretune.runtime.merge import merge_task, refuse_taken
+    from foretune.runtime.merge import merge_task, refuse_inside, refuse_taken
     from foretune.runtime.reload import finished_run
+    from foretune.runtime.run_folder import CHECKPOINTS
 
     found = finished_run(Path(run))
     trained, _, described = found
@@ -144,6 +145,7 @@ def _planned(run: str, output: str | None, *, offline: bool, fetch: Callable[[We
     require_libraries(*libraries_for(trained.requested))
     source = source_of(*found, offline=offline, fetch=fetch)
     assert source.weights is not None
+    refuse_inside(final, found[1], Path(run) / CHECKPOINTS, source.weights.folder)
     facts = facts_of(trained.requested, source.shape)
     task = merge_task(Path(run), final, found, source.weights, source.raw_config, facts)
     plan = _plan_of(task)

@@ -5,7 +5,7 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -54,23 +54,37 @@ def init_command(file: str, model: str, method: str, settings: Sequence[str]) ->
 
     FILE is foretune.yaml unless it is given. Nothing is overwritten.
     """
-    from foretune.contract import Override, build_config, dump_config, json_schema
+    from foretune.contract import Override, build_config, dump_config
+
+    loaded = build_config(overrides=[Override("model.id", model, "--model"), *settings], method=method)
+    write_new(file, [dump_config(loaded.config, comments=True, folder=os.path.dirname(file) or ".")])
+    schema = write_schema(os.path.dirname(file))
+    return Reply(
+        "config.init",
+        lambda: {"file": file, "schema_file": schema.file, "wrote_schema": schema.is_new},
+        lambda _: [escape(file), *([escape(schema.file)] if schema.is_new else [])],
+        notes=schema.notes,
+    )
+
+
+class WrittenSchema(NamedTuple):
+    """The JSON Schema beside a configuration."""
+
+    file: str
+    is_new: bool
+    notes: tuple[str, ...]
+
+
+def write_schema(folder: str) -> WrittenSchema:
+    """Write the JSON Schema into a folder, where editors look for it; one that is there is kept."""
+    from foretune.contract import json_schema
     from foretune.contract.dump import SCHEMA_FILE
     from foretune.values import encode_json
 
-    loaded = build_config(overrides=[Override("model.id", model, "--model"), *settings], method=method)
-    folder = os.path.dirname(file)
-    schema_file = os.path.join(folder, SCHEMA_FILE)
-    schema = f"{encode_json(json_schema())}\n"
-    write_new(file, [dump_config(loaded.config, comments=True, folder=folder or ".")])
-    has_schema = _write_missing(schema_file, schema)
-    kept = f"{escape(schema_file)} was there and is kept; `foretune config schema` prints the present one."
-    return Reply(
-        "config.init",
-        lambda: {"file": file, "schema_file": schema_file, "wrote_schema": has_schema},
-        lambda _: [escape(file), *([escape(schema_file)] if has_schema else [])],
-        notes=() if has_schema or _reads(schema_file, schema) else (kept,),
-    )
+    file, text = os.path.join(folder, SCHEMA_FILE), f"{encode_json(json_schema())}\n"
+    is_new = _write_missing(file, text)
+    kept = f"{escape(file)} was there and is kept; `foretune config schema` prints the present one."
+    return WrittenSchema(file, is_new, () if is_new or _reads(file, text) else (kept,))
 
 
 def _write_missing(file: str, text: str) -> bool:

@@ -62,6 +62,7 @@ def import_command(
     (`trl sft --model_name_or_path ...`) may stand in a text file.
     """
     from foretune import api
+    from foretune.cli.config import write_schema
 
     if output is not None:
         require_new(output)
@@ -72,7 +73,7 @@ def import_command(
         text = api.dump_config(config, comments=True, folder=os.path.dirname(output) or ".")
         modeline, newline, rest = text.partition("\n")
         write_new(output, [modeline, newline, *_provenance(imported), rest])
-        notes = (f"Written: {escape(output)}",)
+        notes = (f"Written: {escape(output)}", *write_schema(os.path.dirname(output)).notes)
     document = {**imported.to_dict(), "output_file": output}
     return Reply("config.import", lambda: document, lambda terminal: _draw(imported, settings, terminal), notes=notes)
 

@@ -8,7 +8,7 @@ import click
 
 from foretune.cli.commands import completes, option
 
-__all__ = ["DEFAULT_STACK", "asking_options", "model_ids", "plot_option", "request_options"]
+__all__ = ["DEFAULT_STACK", "asking_options", "model_ids", "plot_option", "request_options", "running_options"]
 
 DEFAULT_STACK = "foretune"
 
@@ -38,6 +38,14 @@ def _words(field: str) -> Any:
     return completes(words)
 
 
+STACK = option(
+    "--stack",
+    group="Hardware",
+    metavar="NAME",
+    default=DEFAULT_STACK,
+    show_default=True,
+    help="Stack profile, or installed: the libraries here.",
+)
 REQUEST: tuple[Callable[[Any], Any], ...] = (
     option(
         "--model",
@@ -110,14 +118,7 @@ REQUEST: tuple[Callable[[Any], Any], ...] = (
         is_flag=True,
         help="This machine's first GPU, and what is free on it; with device: cpu its memory.",
     ),
-    option(
-        "--stack",
-        group="Hardware",
-        metavar="NAME",
-        default=DEFAULT_STACK,
-        show_default=True,
-        help="Stack profile, or installed: the libraries here.",
-    ),
+    STACK,
     option(
         "--config",
         "configs",
@@ -162,6 +163,11 @@ def request_options(function: Any) -> Any:
 def asking_options(function: Any) -> Any:
     """Give a command the options that say what is asked, without those about one answer."""
     return _decorated(function, REQUEST[:-NUM_ABOUT_ANSWERS])
+
+
+def running_options(function: Any) -> Any:
+    """Give a command the options that say what is to be run: foretune's own step, on no other tool's stack."""
+    return _decorated(function, [each for each in REQUEST[:-NUM_ABOUT_ANSWERS] if each is not STACK])
 
 
 def _decorated(function: Any, options: Sequence[Callable[[Any], Any]]) -> Any:

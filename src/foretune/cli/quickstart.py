@@ -304,6 +304,7 @@ def _summary(folder: str, answers: dict[str, Document]) -> Reply:
         yield ""
         yield from wrapped(f"Everything is in {escape(folder)}. Next, with a model and rows of your own:", terminal)
         yield "  foretune recipe my-recipe --model MODEL --gpu CARD --data ROWS.jsonl"
+        yield from wrapped("(Without a card: --dtype fp32 --set device=cpu in place of --gpu CARD.)", terminal)
 
     return Reply("quickstart", lambda: {"folder": folder, "peaks": [peak._asdict() for peak in peaks]}, draw)
 

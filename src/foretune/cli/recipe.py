@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from foretune.cli.commands import Command, Example, option
-from foretune.cli.options import DEFAULT_STACK, asking_options
+from foretune.cli.options import running_options
 from foretune.cli.output import Reply
 from foretune.cli.terminal import Terminal, escape, wrapped
-from foretune.errors import ConfigError, UnsupportedError
+from foretune.errors import ConfigError
+from foretune.texts import quoted
 from foretune.units import format_bytes
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ PURPOSES = {
     ],
 )
 @click.argument("folder", type=click.Path(), metavar="FOLDER")
-@asking_options
+@running_options
 @option(
     "--data",
     group="Configuration",
@@ -63,9 +64,6 @@ def recipe(folder: str, **given: Any) -> Reply:
     from foretune.cli.request import requested_configs, with_default_attention
     from foretune.contract import Override
 
-    if given["stack"] != DEFAULT_STACK:
-        hint = "Leave it out; `foretune estimate --stack` prices the step of another tool."
-        raise UnsupportedError("A recipe runs foretune's own step, and --stack names another.", hint=hint)
     if given["data"] is not None:
         given["settings"] = (*given["settings"], Override("data.train", given["data"], "--data"))
     (_, loaded), *more = requested_configs(given)
@@ -101,7 +99,7 @@ def _draw(written: "Recipe", terminal: Terminal) -> Iterator[str]:
     yield from wrapped(_plan(written), terminal)
     for text in written.warnings:
         yield from wrapped(escape(text), terminal, indent="  ", bullet="- ")
-    yield from wrapped(f"Next: sh {folder}/train.sh, or read {folder}/README.md", terminal)
+    yield from wrapped(f"Next: sh {quoted(f'{written.folder}/train.sh')}, or read its README.md", terminal)
 
 
 def _plan(written: "Recipe") -> str:

@@ -12,6 +12,7 @@ from foretune.cli.progress import watched
 from foretune.cli.run_view import RunView, bytes_or_unknown
 from foretune.cli.terminal import Terminal, escape, wrapped
 from foretune.errors import ForetuneError
+from foretune.texts import quoted
 from foretune.units import format_bytes
 
 if TYPE_CHECKING:
@@ -206,7 +207,7 @@ def _draw_finished(event: Any, terminal: Terminal) -> Iterator[str]:
         for text in record.warnings:
             yield from wrapped(escape(text), terminal, indent="  ", bullet="- ")
         yield ""
-    yield from wrapped(f"Next: foretune evaluate {escape(event.folder)}", terminal)
+    yield from wrapped(f"Next: foretune evaluate {quoted(event.folder)}", terminal)
 
 
 def _facts(record: "RunRecord") -> Iterator[str]:

@@ -95,16 +95,23 @@ _CONVERTERS: dict[str, Callable[[Any], Any]] = {
 
 
 def shown(key: str, value: Any) -> str:
-    """Show a value as a file would write it, short; the value of a key that holds a secret is not shown.
+    """Show a value as a file would write it, short. A secret is not shown, nor any variable of the environment.
 
-    >>> shown("lr", 1e-4), shown("hub_token", "hf_abc"), shown("tf32", None)
-    ('0.0001', '(not shown)', 'null')
+    >>> shown("lr", 1e-4), shown("hub_token", "hf_abc"), shown("env", {"WANDB_API_KEY": "abc"}), shown("tf32", None)
+    ('0.0001', '(not shown)', '{WANDB_API_KEY: (not shown)}', 'null')
     """
-    name = key.rpartition(".")[2]
-    if value and name.endswith(_SECRETS) and name not in _NOT_SECRET:
+    if value and not isinstance(value, (dict, list, tuple)) and _is_private(key):
         return "(not shown)"
     text = _written(value)
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+
+
+def _is_private(key: str) -> bool:
+    """Whether what a key holds is nobody else's business: by its name, or as a variable (`HF_TOKEN`, `env.X`)."""
+    name = key.rpartition(".")[2]
+    if key.startswith("env.") or (name.isupper() and len(name) > 1):
+        return True
+    return name.lower().endswith(_SECRETS) and name not in _NOT_SECRET
 
 
 def _written(value: Any) -> str:

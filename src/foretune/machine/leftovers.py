@@ -25,6 +25,7 @@ YOUNG_SECONDS = 60.0
 _DRAFT = re.compile(r"\.(?:record\.json|config\.yaml|updates\.jsonl|holder\.json|.+\.failed-start\.json)\.new")
 _PARTIAL = re.compile(r"\..+\.(?:svg|jsonl?|ya?ml|csv|html|md)\.(\d{1,9})\.tmp")
 """What the command line leaves of a file that it was writing; the number is the process'."""
+_STAGED_BY = re.compile(re.escape(STAGED) + r".+-(\d{1,9})-[^-]+")
 _SKIPPED = {"node_modules", "site-packages", "__pycache__"}
 RECORD, CONFIG, LOCK = "record.json", "config.yaml", "lock"
 
@@ -117,7 +118,9 @@ def leftovers(folder: Path) -> list[Leftover]:
             continue
         path = Path(entry.path)
         runs = [each for each in (path.parent, path.parent.parent) if (each / LOCK).exists()]
-        if any(held.setdefault(each, _is_held(each)) for each in runs) or (not runs and _is_young(entry)):
+        if any(held.setdefault(each, _is_held(each)) for each in runs):
+            continue
+        if not runs and (_is_young(entry) or _is_written(entry.name)):  # a run's own lock says it better
             continue
         found.append(Leftover(path.relative_to(folder), is_folder))
     return sorted(found)
@@ -128,6 +131,12 @@ def _is_draft(name: str, *, is_folder: bool) -> bool:
         return name.startswith(STAGED)
     partial = _PARTIAL.fullmatch(name)
     return _DRAFT.fullmatch(name) is not None or (partial is not None and not _is_alive(int(partial[1])))
+
+
+def _is_written(name: str) -> bool:
+    """Whether the process that a staged folder is named after is alive."""
+    staged = _STAGED_BY.fullmatch(name)
+    return staged is not None and _is_alive(int(staged[1]))
 
 
 def _is_alive(pid: int) -> bool:

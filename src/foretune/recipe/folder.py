@@ -65,7 +65,7 @@ def write_recipe(
     RunDirectoryError where the folder is taken, SaveError where the disk does not take it.
     """
     require_free(folder)
-    final = Path(folder).absolute()
+    final = Path(os.path.abspath(folder))  # noqa: PTH100 - without `..`, as the configuration's own paths
     recipe = Recipe(
         folder=folder,
         files=(),

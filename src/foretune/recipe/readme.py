@@ -84,14 +84,41 @@ def _how_to_run(about: Readme) -> Iterator[str]:
     yield (
         "The first `train.py` checks everything and shows what would run; nothing is written. Ctrl-C stops a run with "
         "a checkpoint, and `python train.py --resume` goes on. Where pip does not find foretune, build its wheel "
-        "(`pip wheel --no-deps -w DIST .` in its source) and set `PIP_FIND_LINKS=DIST`."
+        "(`pip wheel --no-deps -w DIST .` in its source) and set `PIP_FIND_LINKS` to the full path of DIST."
     )
     yield ""
+    yield f"Run and artifact go to {_code(_inside(about.config.output or '', about.folder))}."
+    yield from _outside(about)
     if about.config.device == "cpu":
         yield "It trains on a CPU: install a CPU build of torch first, or pip brings gigabytes of CUDA libraries."
     else:
         yield "On CUDA, runs are not qualified yet: `train.py` says so first, and verifies all the same."
     yield ""
+
+
+def _outside(about: Readme) -> Iterator[str]:
+    """Name the files and folders that do not move with this one."""
+    config = about.config
+    paths = {
+        "model.id": config.model.id,
+        "data.train": config.data.train,
+        "evaluation.data": config.evaluation.data,
+        "output": config.output,
+    }
+    outside = [
+        f"{field}: {path}"
+        for field, path in paths.items()
+        if path is not None and Path(path).is_absolute() and not Path(path).is_relative_to(about.folder)
+    ]
+    if outside:
+        yield ""
+        yield (
+            "These stand outside this folder. Where it moves to another machine, copy them into it, and name them as "
+            "`./...`:"
+        )
+        yield ""
+        yield from (f"- {_code(text)}" for text in outside)
+        yield ""
 
 
 def _rows(about: Readme) -> Iterator[str]:
@@ -104,11 +131,8 @@ def _rows(about: Readme) -> Iterator[str]:
             f"**No rows were named, so {where} stands in: a few sample rows, for a first look.** Put your own beside "
             "it and set `data.train`."
         )
-    elif not (data.train or "").startswith(f"{about.folder}/"):
-        yield (
-            f"Trained on {where}, which stands outside this folder: where the folder moves to another machine, copy "
-            "it into `data/` and set `data.train: ./data/NAME.jsonl`."
-        )
+    else:
+        yield f"Trained on {where}."
     yield "The two forms, one row a line:"
     yield ""
     yield "- `data/instructions.jsonl`: an instruction, what it is about, and the answer (any tokenizer);"

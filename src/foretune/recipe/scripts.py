@@ -37,6 +37,7 @@ if [ ! -e .venv/ready ]; then
     touch .venv/ready
 fi
 .venv/bin/python train.py "$@"
+case " $* " in *" --dry-run "* | *" --help "* | *" -h "*) exit 0 ;; esac
 .venv/bin/python evaluate.py
 """
 

@@ -9,6 +9,7 @@ from msgspec import DecodeError, json
 
 from foretune import __version__
 from foretune.errors import ConfigError, UnsupportedError
+from foretune.texts import quoted
 
 __all__ = ["RECIPE_FILE", "require_same_version"]
 
@@ -32,7 +33,8 @@ def require_same_version(config_file: str) -> None:
     raise UnsupportedError(
         f"this recipe is of foretune {version}, and {__version__} is installed: its plan and the meaning of its "
         "settings are that version's.",
-        hint=f"Run: pip install -r {requirements}; or write it anew: foretune recipe NEW --config {config_file}",
+        hint=f"Run: pip install -r {quoted(requirements)}; or write it anew: foretune recipe NEW --config "
+        f"{quoted(config_file)}",
         place=file,
     )
 

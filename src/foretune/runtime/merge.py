@@ -14,7 +14,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from foretune import __version__
-from foretune.durable import at, publish_folder, remove_folder, staged, write_file
+from foretune.durable import at, publish_folder, remove_folder, staged, told, write_file
 from foretune.errors import RunDirectoryError, SaveError
 from foretune.evidence import MergeCheck, MergedLayer, RunRecord, WeightDtype
 from foretune.memory.components import Facts
@@ -97,11 +97,21 @@ class MergeDone(NamedTuple):
 
 
 def refuse_taken(final: Path) -> None:
-    """Refuse an output that exists. Raises RunDirectoryError."""
+    """Refuse an output that exists, or that has a file in its way. Raises RunDirectoryError."""
+    for above in final.parents:
+        if above.exists() and not above.is_dir():
+            raise RunDirectoryError(f"{above} is a file, and a model needs a folder.", hint="Choose another --output.")
     if final.is_symlink() or final.exists():
         raise RunDirectoryError(
             f"{final} exists already, and is never written over.", hint="Choose another --output, or remove it."
         )
+
+
+def refuse_inside(final: Path, *folders: Path | None) -> None:
+    """Refuse an output inside a folder whose files are listed, or are not ours. Raises RunDirectoryError."""
+    for folder in folders:
+        if folder is not None and final.resolve().is_relative_to(folder.resolve()):
+            raise RunDirectoryError(f"{final} stands inside {folder}.", hint="Choose another --output.")
 
 
 def merge_task(
@@ -141,10 +151,9 @@ def host_bytes(task: MergeTask) -> int:
         for parameter in change.layer.parameters()
         if not parameter.is_meta
     ) + sum(each.numel() * 4 for each in task.skeleton.whole.values())
-    merging = 4 * max(
-        *(COPIES * change.num_weights for change in task.skeleton.layers),
-        *(WHOLE_COPIES * each.numel() for each in task.skeleton.whole.values()),
-    )
+    layers = [COPIES * change.num_weights for change in task.skeleton.layers]
+    whole = [WHOLE_COPIES * each.numel() for each in task.skeleton.whole.values()]
+    merging = 4 * max((*layers, *whole), default=0)
     dtype = task.trained.requested.precision.dtype
     item, own = DTYPES[dtype].itemsize, {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}[dtype]
     copied = sum(
@@ -173,7 +182,8 @@ def merge_run(task: MergeTask, interrupts: Interrupts) -> Generator[PhaseBegan |
     Raises VerificationError, SaveError, OutOfMemoryError, RunError; nothing is left then.
     """
     started_at = now()
-    task.final.parent.mkdir(parents=True, exist_ok=True)
+    with told(task.final):
+        task.final.parent.mkdir(parents=True, exist_ok=True)
     rows, stored = read_probe(task.artifact)
     with staged(task.final) as draft, running(lambda: "the merge"):
         yield PhaseBegan(phase="base")

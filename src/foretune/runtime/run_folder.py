@@ -30,6 +30,7 @@ from foretune.evidence import MergeCheck, ProbeCheck, ProcessIdentity, RunRecord
 from foretune.runtime.failures import failure_of, outcome_of
 from foretune.runtime.identity import code_identity, hardware_of
 from foretune.runtime.libraries import all_versions
+from foretune.texts import quoted
 
 __all__ = [
     "CHECKPOINTS",
@@ -241,8 +242,10 @@ def _is_used(path: Path) -> bool:
 
 
 def _not_empty(path: Path) -> RunDirectoryError:
-    hint = "Choose another output; --resume goes on with a run that was interrupted."
     record = _record_of(path)
+    hint = "Choose another output; --resume goes on with a run that was interrupted."
+    if record is not None and record.outcome == "success":
+        hint = f"It is finished: foretune evaluate {quoted(path)}. Or choose another output."
     what = "is not empty" if record is None else f"holds a run ({record.outcome}, begun {record.started_at})"
     return RunDirectoryError(f"{path} {what}, and is never written over.", hint=hint)
 
