@@ -52,6 +52,17 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 
+def test_a_run_of_more_than_a_thousand_updates_ends_as_a_short_one(tmp_path: Path) -> None:
+    changes = {"schedule__epochs": ..., "schedule__updates": 1100, "batch__micro_batch_size": 1}
+    kept = {"checkpoint__every_updates": 550, "gradient_checkpointing": False, "lora.targets": ["q_proj"]}
+    finished = run(configured(tmp_path, **changes, **kept, **{"lora.rank": 1}))[-1]
+    assert isinstance(finished, RunFinished)
+    assert all(check.holds for check in finished.record.checks)
+    (checkpoint,) = (tmp_path / "run/checkpoints").iterdir()
+    assert int(checkpoint.name.rpartition("-")[2]) == 1100
+    assert evaluated(tmp_path).record.probe.is_bitwise_equal
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_the_loss_falls_and_the_artifact_reloads_bit_by_bit(method: str, tmp_path: Path) -> None:
     config = configured(tmp_path, schedule__epochs=6.0, **METHODS[method])

@@ -107,6 +107,18 @@ def test_a_step_that_is_taken_twice_is_found(name: str) -> None:
     require_caught(live, "after", "optimizer steps")
 
 
+@pytest.mark.parametrize("name", ["AdamW", "8-bit AdamW"])
+def test_thousands_of_steps_are_counted_as_they_were_taken(name: str) -> None:
+    live = alive(made_config(**STEPPED[name]))
+    update(live)
+    for kept in live.optimizer.state.values():
+        kept["step"] = torch.tensor(12_345.0) if isinstance(kept["step"], torch.Tensor) else 12_345
+    live.updates_applied = live.updates_here = live.steps_here = 12_345
+    assert "optimizer steps" not in fields_that_differ(live, "after")
+    live.updates_applied = 12_346
+    assert "optimizer steps" in fields_that_differ(live, "after")
+
+
 def test_an_optimizer_that_does_nothing_is_found() -> None:
     live = alive(made_config())
     live.optimizer.step = lambda: None

@@ -395,7 +395,7 @@ def _states(live: Live) -> Iterator[Found]:
     beside = "beside their weights"
     yield "optimizer states (device)", beside, _listed(elsewhere) if elsewhere else beside
     if name != "sgd":
-        steps = Counter(str(int(state["step"])) for state in states.values() if "step" in state)
+        steps = Counter(f"{int(state['step']):,}" for state in states.values() if "step" in state)
         yield "optimizer steps", f"{live.updates_applied:,}", _listed(steps)
 
 
