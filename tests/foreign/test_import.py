@@ -322,6 +322,19 @@ def test_fields_of_a_table_are_fields_of_ours(tool: str) -> None:
     assert all(find_field(field) is not None for field in fields)
 
 
+def test_who_opens_a_url_is_not_shown(tmp_path: Path) -> None:
+    keys = "model_name_or_path: gpt2\nuse_peft: true\nmax_length: 64\n"
+    file = write(tmp_path, f"{keys}dataset_name: https://me:word@host/rows.jsonl\n")
+    values = {entry.key: entry.value for entry in import_config(file).entries}
+    assert values["dataset_name"] == "https://(not shown)@host/rows.jsonl"
+
+
+def test_a_switch_that_begins_with_no_is_itself(tmp_path: Path) -> None:
+    file = write(tmp_path, "trl sft --model_name_or_path gpt2 --no_cuda --no_gradient_checkpointing\n", "run.txt")
+    settings = {one.field: one.value for one in import_config(file).settings}
+    assert (settings["device"], settings["gradient_checkpointing"]) == ("cpu", False)
+
+
 def test_variables_of_the_environment_are_named_and_never_shown(call, tmp_path: Path) -> None:
     told = "wandb-7f3a"
     keys = "model_name_or_path: gpt2\nuse_peft: true\nmax_length: 64\n"

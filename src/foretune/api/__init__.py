@@ -554,6 +554,11 @@ def describe_model(shape: ModelShape) -> ModelSummary:
     )
 
 
+def __dir__() -> list[str]:
+    """List the public names, those that are imported later among them."""
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> Any:
     """Import what only some journeys use when it is first asked for."""
     from importlib import import_module

@@ -240,6 +240,10 @@ def _draw_phases(record: "RunRecord", terminal: Terminal) -> Iterator[str]:
     for pair in record.phase_pairs:
         yield _pair(pair, "-")
     yield _pair(peak, "unknown")
+    need = None if record.prediction is None else record.prediction.need_bytes
+    if record.is_on_host and need is not None and (peak.measured_bytes or 0) > need:
+        told = f"That is more than the {format_bytes(need)} that the plan said must be free: please report both."
+        yield from wrapped(told, terminal, indent="  ")
     yield ""
 
 

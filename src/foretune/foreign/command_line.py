@@ -88,8 +88,12 @@ def _flags(words: list[_Word]) -> Iterator[tuple[str, Node]]:
         yield from _flag(key.replace("-", "_"), values, word.place)
 
 
+_NO_SWITCHES = frozenset({"no_cuda"})
+"""Keys that begin like the switching off of another and are not."""
+
+
 def _flag(key: str, values: list[str], place: str) -> Iterator[tuple[str, Node]]:
-    if not values and key.startswith("no_"):
+    if not values and key.startswith("no_") and key not in _NO_SWITCHES:
         yield key[3:], Node(False, place)
     elif len(values) > 1:
         yield key, Node([Node(value, place) for value in values], place)

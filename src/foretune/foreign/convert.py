@@ -1,5 +1,6 @@
 """Values as foreign tools convert them, and as a message shows them."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,8 @@ _YES = frozenset({"true", "t", "yes", "y", "on", "1"})
 _NO = frozenset({"false", "f", "no", "n", "off", "0"})
 _SECRETS = ("token", "api_key", "secret", "password", "webhook_url")
 _NOT_SECRET = ("eos_token", "pad_token", "bos_token", "unk_token", "split_special_tokens", "add_tokens")
+_PASSWORD = re.compile(r"://[^/\s@]+@")
+"""Who opens a URL, and with what."""
 LONGEST = 60
 
 
@@ -102,7 +105,7 @@ def shown(key: str, value: Any) -> str:
     """
     if value and not isinstance(value, (dict, list, tuple)) and _is_private(key):
         return "(not shown)"
-    text = _written(value)
+    text = _PASSWORD.sub("://(not shown)@", _written(value))
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
 
 

@@ -75,7 +75,7 @@ def _run(run: _Started, private: Private) -> Finding:
         group="This folder",
         state="problem",
         found=found,
-        advice="Its process ended without a word. Go on from its newest checkpoint:",
+        advice="Its process ended without a word. Go on from its newest checkpoint, or anew where it has none:",
         run=(line,) if private.foreign(line) == line else (),
     )
 
