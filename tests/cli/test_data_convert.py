@@ -97,7 +97,7 @@ def test_missing_files_and_folders_are_named(call) -> None:
     write(PAIR)
     called = call("data", "convert", "--from", "openai", "in.jsonl", "no/out.jsonl")
     assert called.code == 2
-    assert "no/out.jsonl: There is no such folder." in called.err
+    assert "no/out.jsonl: The folder no does not exist." in called.err
 
 
 def test_format_has_to_be_named_and_known(call) -> None:

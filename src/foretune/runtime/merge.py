@@ -100,7 +100,7 @@ def refuse_taken(final: Path) -> None:
     """Refuse an output that exists. Raises RunDirectoryError."""
     if final.is_symlink() or final.exists():
         raise RunDirectoryError(
-            f"{final} exists already, and is never written over.", hint="Choose another --output, or remove it."
+            f"{final} exists already.", hint="Choose another place with --output FOLDER; nothing is overwritten."
         )
 
 
