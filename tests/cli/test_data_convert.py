@@ -79,7 +79,7 @@ def test_malformed_end_of_an_array_leaves_nothing(call) -> None:
     Path("in.jsonl").write_text(f"[{json.dumps(PAIR)},\n{json.dumps(PAIR)}")
     called = convert(call, "prompt-completion")
     assert called.code == 5
-    assert called.err.startswith("error: in.jsonl:2: line 2: it is not JSON: ")
+    assert called.err.startswith("error: in.jsonl:2: it is not JSON: ")
     assert [path.name for path in Path().iterdir()] == ["in.jsonl"]
 
 

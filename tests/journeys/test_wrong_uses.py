@@ -25,7 +25,7 @@ WIDTH = 60
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Give the folder in which the cases are typed, made once."""
     folder = tmp_path_factory.mktemp("wrong")
     with pytest.MonkeyPatch.context() as patch:
@@ -35,7 +35,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("FORETUNE_CACHE", str(tmp_path_factory.mktemp("kept")))
         patch.setattr("foretune.api.planning.predict", lambda *_: Predicted(None))
         prepare()
-    yield folder
+    return folder
 
 
 @pytest.fixture(scope="module")

@@ -109,10 +109,10 @@ def no_new_files(patch: pytest.MonkeyPatch) -> None:
 
 def no_new_folders(patch: pytest.MonkeyPatch) -> None:
     """Let folders be refused here, as a read-only file system does."""
-    make, here = os.mkdir, os.getcwd()
+    make, here = os.mkdir, Path.cwd()
 
     def refuse(path: Any, *arguments: Any, **keywords: Any) -> None:
-        if not os.path.abspath(os.fspath(path)).startswith(here):
+        if not Path(path).absolute().is_relative_to(here):
             return make(path, *arguments, **keywords)
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 

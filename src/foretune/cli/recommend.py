@@ -135,10 +135,11 @@ def _plans(asked: _Asked, given: dict[str, Any]) -> Reply:
     loaded, shape, device, stack = asked
 
     fixed = fixed_settings(loaded, given)
+    objective: Any = given["objective"] or OBJECTIVES[0]
     answer = api.recommend(
         loaded.config,
         device=device,
-        objective=given["objective"] or OBJECTIVES[0],
+        objective=objective,
         fixed=fixed,
         stack=stack,
         shape=shape,
@@ -207,6 +208,7 @@ def _carriers(asked: _Asked, given: dict[str, Any]) -> Reply:
     loaded, shape, _, stack = asked
 
     fixed = fixed_settings(loaded, given)
+    objective: Any = given["objective"] or OBJECTIVES[0]
     answer = api.carriers(loaded.config, fixed=fixed, stack=stack, shape=shape)
 
     return Reply(

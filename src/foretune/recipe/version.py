@@ -32,8 +32,8 @@ def require_same_version(config_file: str) -> None:
     raise UnsupportedError(
         f"this recipe is of foretune {version}, and {__version__} is installed: its plan and the meaning of its "
         "settings are that version's.",
-        hint=f"`pip install -r {requirements}` installs that version; `foretune recipe NEW --config {config_file}` writes "
-        "the recipe anew.",
+        hint=f"`pip install -r {requirements}` installs that version; "
+        f"`foretune recipe NEW --config {config_file}` writes the recipe anew.",
         place=file,
     )
 

@@ -86,7 +86,8 @@ def require_disk(config: TrainingConfig, facts: Facts, artifact_bytes: int) -> t
         raise ConfigError(
             f"The run writes up to {format_bytes(needed)} at {place} (artifact, {number} checkpoints), and "
             f"{format_bytes(free)} are free.",
-            hint="Free some space, choose another output: --output FOLDER, or keep fewer checkpoints (checkpoint.keep).",
+            hint="Free some space, keep fewer checkpoints (checkpoint.keep), or choose another output: "
+            "--output FOLDER.",
             field="output",
         )
     return needed, free
