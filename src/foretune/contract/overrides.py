@@ -159,7 +159,7 @@ def _given(root: Node, name: str) -> Node | None:
 
 
 def _contradiction(method: str, name: str, given: Node, place: str, *, wanted: bool) -> Problem:
-    need = f"needs {name}" if wanted else f"takes no {name}"
+    need = f"needs the section {name}" if wanted else f"takes no section {name}"
     found = f"{given.place} sets it{' to null' if given.value is None else ''}"
     is_flag = given.place.startswith("--")
     remove = f"Remove {given.place}" if is_flag else f"Remove {name} (or --set {name}=null)"
