@@ -82,7 +82,7 @@ def test_default_dtype_is_bf16_and_says_that_it_is_the_command_lines() -> None:
 
 
 def test_contradicting_flags_are_refused(call) -> None:
-    assert "takes no lora" in call(*SMALL, "--method", "full", "--rank", "8").err
+    assert "takes no section lora" in call(*SMALL, "--method", "full", "--rank", "8").err
     assert "contradicts" in call(*SMALL, "--rank", "8", "--set", "lora.rank=9").err
 
 

@@ -480,7 +480,7 @@ def test_a_method_keeps_what_is_given() -> None:
     [
         ("lora: {}\n", "full", "takes no section lora, but run.yaml:3:1 sets it"),
         ("lora: {}\n", "full", "Remove lora (or --set lora=null), or choose --method lora or qlora."),
-        ("lora: {}\nquantization: {}\n", "lora", "takes no quantization"),
+        ("lora: {}\nquantization: {}\n", "lora", "takes no section quantization"),
         ("quantization: null\n", "qlora", "needs the section quantization, but run.yaml:3:1 sets it to null"),
         ("lora: null\n", "lora", "needs the section lora, but run.yaml:3:1 sets it to null"),
         ("", "qlor", "Did you mean qlora?"),
