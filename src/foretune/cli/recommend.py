@@ -208,7 +208,6 @@ def _carriers(asked: _Asked, given: dict[str, Any]) -> Reply:
     loaded, shape, _, stack = asked
 
     fixed = fixed_settings(loaded, given)
-    objective: Any = given["objective"] or OBJECTIVES[0]
     answer = api.carriers(loaded.config, fixed=fixed, stack=stack, shape=shape)
 
     return Reply(
