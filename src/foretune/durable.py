@@ -78,17 +78,17 @@ def told(final: Path) -> Iterator[None]:
 def _save_error(final: Path, error: Exception) -> SaveError:
     number = getattr(error, "errno", None)
     hints = {
-        errno.ENOSPC: "Free some space there, or choose another output.",
-        errno.EDQUOT: "The quota is used up: free some space, or choose another output.",
+        errno.ENOSPC: "Free some space there, or choose another place.",
+        errno.EDQUOT: "The quota is used up: free some space, or choose another place.",
         errno.EFBIG: "The largest file that may be written is too small (ulimit -f).",
-        errno.EROFS: "That file system is read-only: choose another output.",
+        errno.EROFS: "Choose another place.",
     }
     text = str(error)
     for candidate in hints:
         if number is None and (f"code: {candidate}," in text or f"os error {candidate}" in text):
             number = candidate
     reason = os.strerror(number) if number is not None else text.splitlines()[0][:200]
-    hint = hints.get(number or 0, "Check the disk, or choose another output.")
+    hint = hints.get(number or 0, "Check the disk, or choose another place.")
     return SaveError(f"{final} could not be written: {reason}.", hint=hint)
 
 
@@ -184,16 +184,25 @@ def verify_folder(folder: Path) -> None:
         for name, entry in listed.items():
             with (folder / name).open("rb") as file:
                 if file_digest(file, "sha256").hexdigest() != entry["sha256"]:
-                    raise SaveError(f"{folder / name} differs from its manifest.", hint="It was changed or damaged.")
+                    raise SaveError(
+                        f"{folder / name} differs from its manifest.",
+                        hint="It was changed or damaged: restore it from a copy, or make it anew.",
+                    )
     except SaveError:
         raise
     except OSError as error:
         if isinstance(error, FileNotFoundError):
-            raise SaveError(f"{folder} is not whole: a file is missing.", hint="It was changed or damaged.") from error
+            raise SaveError(
+                f"{folder} is not whole: a file is missing.",
+                hint="It was changed or damaged: restore it from a copy, or make it anew.",
+            ) from error
         reason = error.strerror or type(error).__name__
         raise RunDirectoryError(f"{folder} cannot be read: {reason}.", hint="Check the disk, and try again.") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise SaveError(f"{folder} is not whole: {error}.", hint="It was changed or damaged.") from error
+        raise SaveError(
+            f"{folder} is not whole: {error}.",
+            hint="It was changed or damaged: restore it from a copy, or make it anew.",
+        ) from error
 
 
 def remove_folder(folder: Path) -> None:
@@ -231,9 +240,9 @@ def _rename_new(source: Path, target: Path) -> None:
             return
         number = ctypes.get_errno()
         if number == errno.EEXIST:
-            raise SaveError(f"{target} exists already.", hint="Choose another output.")
+            raise SaveError(f"{target} exists already.", hint="Choose another place; nothing is overwritten.")
         if number not in (errno.EINVAL, errno.ENOSYS):  # some file systems have no such rename
             raise OSError(number, os.strerror(number), str(target))
     if os.path.lexists(target):
-        raise SaveError(f"{target} exists already.", hint="Choose another output.")
+        raise SaveError(f"{target} exists already.", hint="Choose another place; nothing is overwritten.")
     source.rename(target)

@@ -79,7 +79,7 @@ def test_malformed_end_of_an_array_leaves_nothing(call) -> None:
     Path("in.jsonl").write_text(f"[{json.dumps(PAIR)},\n{json.dumps(PAIR)}")
     called = convert(call, "prompt-completion")
     assert called.code == 5
-    assert called.err.startswith("error: in.jsonl:2: line 2: it is not JSON: ")
+    assert called.err.startswith("error: in.jsonl:2: it is not JSON: ")
     assert [path.name for path in Path().iterdir()] == ["in.jsonl"]
 
 
@@ -97,7 +97,7 @@ def test_missing_files_and_folders_are_named(call) -> None:
     write(PAIR)
     called = call("data", "convert", "--from", "openai", "in.jsonl", "no/out.jsonl")
     assert called.code == 2
-    assert "no/out.jsonl: There is no such folder." in called.err
+    assert "no/out.jsonl: The folder no does not exist." in called.err
 
 
 def test_format_has_to_be_named_and_known(call) -> None:

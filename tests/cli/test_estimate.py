@@ -82,7 +82,7 @@ def test_default_dtype_is_bf16_and_says_that_it_is_the_command_lines() -> None:
 
 
 def test_contradicting_flags_are_refused(call) -> None:
-    assert "takes no lora" in call(*SMALL, "--method", "full", "--rank", "8").err
+    assert "takes no section lora" in call(*SMALL, "--method", "full", "--rank", "8").err
     assert "contradicts" in call(*SMALL, "--rank", "8", "--set", "lora.rank=9").err
 
 
@@ -335,9 +335,9 @@ def test_program_that_is_too_long_to_be_drawn_is_refused(call, here: Path, monke
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("--plot", "there.svg"), "there.svg: The file exists."),
+        (("--plot", "there.svg"), "there.svg: The file exists already."),
         (("--plot", "step.png"), "--plot step.png: The plot is an SVG."),
-        (("--plot", "nowhere/step.svg"), "There is no such folder."),
+        (("--plot", "nowhere/step.svg"), "The folder nowhere does not exist."),
         (("--plot", "a.svg", "--config", "a.yaml", "--config", "b.yaml"), "--plot: one file, but several"),
     ],
 )
@@ -476,7 +476,7 @@ def test_one_length_is_all_of_them(call, here: Path, form: str) -> None:
 @pytest.mark.parametrize(
     ("text", "place", "why"),
     [
-        (None, "rows.jsonl", "No such file or directory"),
+        (None, "rows.jsonl", "does not exist"),
         ("", "rows.jsonl", "There is no length in it."),
         ("64\n-1\n", "rows.jsonl:2", "The line is -1,"),
         ('64\n\n{"token": 5}\n', "rows.jsonl:3", "The key 'token' is not known."),

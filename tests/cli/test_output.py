@@ -139,8 +139,8 @@ def test_json_on_a_plain_encoding_holds_the_same_text(call, tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (("estimte",), "Did you mean foretune estimate?"),
-        (("models", "lst"), "Did you mean foretune models list?"),
+        (("estimte",), "Did you mean `foretune estimate`?"),
+        (("models", "lst"), "Did you mean `foretune models list`?"),
         (("estimate", "--vrm", "8"), "Did you mean --vram?"),
         (("estimate", *SMALL, "--dtype", "bf17"), "Did you mean bf16?"),
         (("estimate", *SMALL, "--set", "lora.rnk=8"), "Did you mean lora.rank?"),

@@ -172,10 +172,10 @@ def test_the_example_of_the_events_page_runs(call, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("--events", "llama/config.json"), "The file exists."),
-        (("--plot", "there.svg"), "The file exists."),
+        (("--events", "llama/config.json"), "The file exists already."),
+        (("--plot", "there.svg"), "The file exists already."),
         (("--plot", "step.png"), "The plot is an SVG."),
-        (("--events", "nowhere/step.ndjson"), "There is no such folder."),
+        (("--events", "nowhere/step.ndjson"), "The folder nowhere does not exist."),
         (("--events", "a", "--config", "a.yaml", "--config", "b.yaml"), "one file, but several configurations"),
     ],
 )

@@ -478,11 +478,11 @@ def test_a_method_keeps_what_is_given() -> None:
 @pytest.mark.parametrize(
     ("text", "method", "says"),
     [
-        ("lora: {}\n", "full", "takes no lora, but lora is given at run.yaml:3:1"),
+        ("lora: {}\n", "full", "takes no section lora, but run.yaml:3:1 sets it"),
         ("lora: {}\n", "full", "Remove lora (or --set lora=null), or choose --method lora or qlora."),
-        ("lora: {}\nquantization: {}\n", "lora", "takes no quantization"),
-        ("quantization: null\n", "qlora", "needs quantization, but quantization is null at run.yaml:3:1"),
-        ("lora: null\n", "lora", "needs lora, but lora is null"),
+        ("lora: {}\nquantization: {}\n", "lora", "takes no section quantization"),
+        ("quantization: null\n", "qlora", "needs the section quantization, but run.yaml:3:1 sets it to null"),
+        ("lora: null\n", "lora", "needs the section lora, but run.yaml:3:1 sets it to null"),
         ("", "qlor", "Did you mean qlora?"),
         ("", "\x1b", "must be full, lora or qlora"),
     ],

@@ -239,7 +239,6 @@ def test_row_is_refused_with_file_line_and_reason(
     file.write_text("\n".join(lines) if form == "lines" else f"[{lines[0]},\n\n{lines[2]}]")
     error = refusal(file, source)
     assert error.problems[0].place == "rows.json:3"
-    assert error.message.startswith("line 3")
     assert words in error.message
 
 

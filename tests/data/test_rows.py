@@ -161,7 +161,7 @@ def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
 def test_a_line_of_more_than_16_mib_is_refused_by_its_number(tmp_path: Path) -> None:
     rows = f"{ASKED}\n\n".encode() + b'{"instruction": "' + b"x" * MAX_LINE_BYTES
     for end in (b"", b'"}\n', b'"}\n' + ASKED.encode()):
-        with pytest.raises(DataError, match="line 3: the line is longer than 16,777,216 bytes"):
+        with pytest.raises(DataError, match=":3: the line is longer than 16,777,216 bytes"):
             list(read_rows(written(tmp_path, rows + end)))
 
 

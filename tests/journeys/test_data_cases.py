@@ -214,7 +214,7 @@ def test_case_051_a_marked_template_that_renders_otherwise_is_refused(check, tmp
     for strict in ((), ("--spans", "template")):
         refused = check(row, *words, str(moved), *strict)
         assert refused.code == 5
-        assert "line 1: the marked rendering differs at token" in refused.error
+        assert ":1 the marked rendering differs at token" in refused.error
 
 
 def test_case_052_what_transformers_returns_by_default_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +250,7 @@ def test_case_055_the_templates_own_refusal_comes_with_its_line(check) -> None:
     rows += chat(("system", "Be brief."), ("user", "hi"), ("assistant", "hello"))
     refused = check(rows, template=TEMPLATES["raises_on_system"])
     assert refused.code == 5
-    assert "rows.jsonl:2 line 2: the chat template refuses the row: No system text, please" in refused.error
+    assert "rows.jsonl:2 the chat template refuses the row: No system text, please" in refused.error
 
 
 def test_case_059_thinking_that_a_template_drops_is_named(check) -> None:
@@ -258,7 +258,7 @@ def test_case_059_thinking_that_a_template_drops_is_named(check) -> None:
     row = chat(*(("assistant" if k % 2 else "user", text) for k, text in enumerate(turns)))
     refused = check(row, template=TEMPLATES["forgets_thinking"])
     assert refused.code == 5
-    assert "line 1, message 2: the chat template changes this turn's text, of which it leaves out the" in refused.error
+    assert ":1 message 2: the chat template changes this turn's text, of which it leaves out the" in refused.error
     words = ("--allow-template-rewrite", "--supervision", "assistant_only")
     allowed = check(row, *words, template=TEMPLATES["forgets_thinking"])
     assert allowed.code == 0
@@ -278,38 +278,38 @@ def test_case_060_what_a_template_adds_before_an_answer_is_not_learnt(check) -> 
 # -- rows that are refused ---------------------------------------------------------------------------------------
 
 REFUSED: dict[str, tuple[str | bytes, list[str]]] = {
-    "056": (chat(("user", "a"), ("user", "b"), ("assistant", "c")), ["line 1, message 2: expected assistant"]),
+    "056": (chat(("user", "a"), ("user", "b"), ("assistant", "c")), [":1 message 2: expected assistant"]),
     "061": (
         '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "reasoning_content": "b"}]}',
-        ["line 1, message 2", "reasoning_content"],
+        [":1 message 2", "reasoning_content"],
     ),
     "062": (
         '{"messages": [{"role": "user", "content": "w?"}, {"role": "assistant", "content": "", "tool_calls": [{}]}]}',
-        ["line 1, message 2", "tool_calls is not supported"],
+        [":1 message 2", "tool_calls is not supported"],
     ),
     "063": (
         '{"tools": "[{}]", "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n',
-        ["line 1", "tools"],
+        [":1 ", "tools"],
     ),
-    "072": (b'{"instruction":"a","input":"","output":"b"}\r\n\r\n{"instruction":"c","output":}\r\n', ["line 3"]),
-    "076": (asked("a", "b") + '{"instruction":"c","output":null}\n', ["line 2: output must be a string, got null"]),
+    "072": (b'{"instruction":"a","input":"","output":"b"}\r\n\r\n{"instruction":"c","output":}\r\n', [":3 "]),
+    "076": (asked("a", "b") + '{"instruction":"c","output":null}\n', [":2 output must be a string, got null"]),
     "077": (
         '{"instruction":"Translate","input":null,"output":"ok"}\n',
-        ["line 1: input must be a string, got null"],
+        [":1 input must be a string, got null"],
     ),
     "079": (
         '{"messages":[{"role":"user","content":null},{"role":"assistant","content":"b"}]}\n',
-        ["line 1, message 1: content must be a string"],
+        [":1 message 1: content must be a string"],
     ),
-    "082": ('{"instruction": "a", "output": "b", "messages": [{"role": "user", "content": "c"}]}\n', ["line 1"]),
-    "084": ('{"instruction":"a","input":"","output":NaN}\n', ["line 1", "NaN"]),
-    "085": ('{"instruction":"a","output":"right","input":"","output":"wrong"}\n', ["line 1: duplicate key 'output'"]),
+    "082": ('{"instruction": "a", "output": "b", "messages": [{"role": "user", "content": "c"}]}\n', [":1 "]),
+    "084": ('{"instruction":"a","input":"","output":NaN}\n', [":1 ", "NaN"]),
+    "085": ('{"instruction":"a","output":"right","input":"","output":"wrong"}\n', [":1 duplicate key 'output'"]),
     "093": (
         '{"messages":[{"role":"user","content":[{"type":"text","text":"hi"}]},{"role":"assistant","content":"b"}]}\n',
-        ["line 1, message 1", "multimodal input is not supported"],
+        [":1 message 1", "multimodal input is not supported"],
     ),
     "094": (b"\n  \n\n", ["There are no rows in it (3 blank lines)"]),
-    "096": (chat(("human", "hi"), ("gpt", "hello")), ["line 1, message 1", "'human'", "system, user and assistant"]),
+    "096": (chat(("human", "hi"), ("gpt", "hello")), [":1 message 1", "'human'", "system, user and assistant"]),
 }
 
 
@@ -326,9 +326,9 @@ def test_case_058_empty_answers_each_fail_with_their_line(check) -> None:
     for row in rows:
         refused = check(row)
         assert refused.code == 5
-        assert "line 1" in refused.error
+        assert ":1 " in refused.error
     together = check("".join(rows))
-    assert [f"line {k}" in together.error for k in (1, 2, 3)] == [True] * 3
+    assert [f":{k} " in together.error for k in (1, 2, 3)] == [True] * 3
 
 
 # -- length ------------------------------------------------------------------------------------------------------
@@ -338,12 +338,12 @@ def test_case_064_a_row_that_would_lose_its_answer_fails_either_way(check) -> No
     rows = asked("short", "ok") + asked("word " * 300, "yes")
     error = check(rows, "--seq-len", "64")
     assert error.code == 5
-    assert "line 2: " in error.error
+    assert ":2 " in error.error
     assert "more than batch.sequence_length, 64" in error.error
     for supervision in ("all_tokens", "assistant_only"):
         cut = check(rows, "--seq-len", "64", "--truncation", "right", "--supervision", supervision)
         assert cut.code == 5
-        assert "line 2: it loses its whole answer" in cut.error
+        assert ":2 it loses its whole answer" in cut.error
 
 
 def test_case_065_a_label_at_the_first_place_alone_is_none() -> None:
@@ -390,7 +390,7 @@ def test_case_086_a_line_of_a_megabyte_is_read_and_its_length_named(check) -> No
     rows = asked("a", "b") + asked("big", "lorem ipsum " * 100_000)
     refused = check(rows, "--seq-len", "2048")
     assert refused.code == 5
-    assert "line 2: " in refused.error
+    assert ":2 " in refused.error
     assert "tokens, more than batch.sequence_length, 2,048" in refused.error
 
 

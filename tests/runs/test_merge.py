@@ -407,7 +407,7 @@ def test_a_run_without_success_is_refused(outcome: str, tmp_path: Path) -> None:
     record = json.loads((run / "record.json").read_text())
     (run / "record.json").write_text(json.dumps({**record, "outcome": outcome}))
     refused(run, RunDirectoryError, f"no artifact: its outcome is {outcome}")
-    refused(tmp_path / "nothing", RunDirectoryError, "holds no run")
+    refused(tmp_path / "nothing", RunDirectoryError, "does not exist")
 
 
 def test_a_busy_run_is_refused(tmp_path: Path) -> None:

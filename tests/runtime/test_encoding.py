@@ -92,7 +92,7 @@ def test_the_first_wrong_rows_are_named_whatever_comes_later(
     monkeypatch.setattr(encoding, "CHUNK_BYTES", 500)
     lines = [*MIXED[:9], '{"output": 3}', *MIXED[:40], "{", *MIXED[:40]]
     for workers in (1, 2):
-        with pytest.raises(DataError, match="line 10: instruction is missing") as caught:
+        with pytest.raises(DataError, match=":10: instruction is missing") as caught:
             examples_of(task_of(rows_file(tmp_path, lines), folder()), workers)
         assert [problem.place for problem in caught.value.problems] == [f"{tmp_path}/rows.jsonl:10"]
 
@@ -130,7 +130,7 @@ def test_a_template_is_bounded_in_time_and_memory(
     task = task_of(rows_file(tmp_path, [chat("a", "b")]), folder(), template=LOOPS[kind] + CHATML)
     with pytest.raises(DataError) as caught:
         examples_of(task)
-    assert "line 1" in caught.value.message
+    assert str(caught.value.problems[0].place).endswith(":1")
 
 
 def test_what_a_template_may_not_do_is_refused_with_its_line(tmp_path: Path, folder: Folder) -> None:
@@ -141,7 +141,7 @@ def test_what_a_template_may_not_do_is_refused_with_its_line(tmp_path: Path, fol
     )
     for attack in attacks:
         task = task_of(rows_file(tmp_path, [chat("a", "b")]), folder(), template=attack + CHATML)
-        with pytest.raises(DataError, match="line 1: the chat template refuses the row"):
+        with pytest.raises(DataError, match=":1: the chat template refuses the row"):
             examples_of(task)
 
 
@@ -206,7 +206,7 @@ def test_a_tokenizer_that_cannot_be_loaded_says_why(tmp_path: Path, folder: Fold
 def test_conversations_need_a_template_and_instructions_do_not(tmp_path: Path, folder: Folder) -> None:
     plain = folder("words", None)
     assert len(examples_of(task_of(rows_file(tmp_path, MIXED[:1]), plain))) == 1
-    with pytest.raises(DataError, match="line 2: the tokenizer has no chat template"):
+    with pytest.raises(DataError, match=":2: the tokenizer has no chat template"):
         examples_of(task_of(rows_file(tmp_path, MIXED[:2]), plain))
 
 
@@ -277,7 +277,7 @@ def test_a_line_is_told_wrong_in_a_chunk_as_it_is_alone(count: int, monkeypatch:
     assert together["problems"] == [problem for each in alone for problem in each["problems"]]
     assert together["rows"][2] == b"".join(each["rows"][2] for each in alone)
     assert count / 20 < len(together["problems"]) < count
-    assert all(message.startswith(f"line {line}") for line, message, _ in together["problems"])
+    assert all(1 <= line <= count for line, _, _ in together["problems"])
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGKILL"])

@@ -517,7 +517,11 @@ def find_stack(name: str) -> StackProfile:
     profile = PROFILES.get(name)
     if profile is None:
         names = ", ".join((*PROFILES, INSTALLED))
-        raise ConfigError(f"{name[:60]!r} is no stack profile.", hint=f"There are: {names}.")
+        from difflib import get_close_matches
+
+        near = get_close_matches(name[:60].lower(), [*PROFILES, INSTALLED], n=1, cutoff=0.6)
+        meant = f"Did you mean {near[0]}? " if near else ""
+        raise ConfigError(f"{name[:60]!r} is no stack profile.", hint=f"{meant}There are: {names}.")
     return profile
 
 

@@ -64,6 +64,6 @@ def require_fit(fit: Fit | None, what_goes_on: str) -> None:
     """Raise ConfigError with the nearest changes where it does not fit. `what_goes_on` is what the override does."""
     if fit is None or fit.verdict != "does not fit":
         return
-    changes = "; ".join(f"{change.label} ({' '.join(change.settings)})" for change in fit.changes)
-    hint = f"Nearest changes: {changes}. " if changes else ""
+    nearest = "; or ".join(f"`--set {' --set '.join(change.settings)}`" for change in fit.changes)
+    hint = f"What fits is nearest with: {nearest}. " if nearest else ""
     raise ConfigError(f"It does not fit. {fit.because}", hint=f"{hint}--allow-infeasible {what_goes_on}.")

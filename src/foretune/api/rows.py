@@ -218,7 +218,7 @@ def kept_rows(found: PreparedRows, cache: Path) -> "Rows":
     if store is None:
         raise DataError(
             f"The encoded rows cannot be kept in {cache}, and a run reads them from there.",
-            hint="Free some space, or name another folder in FORETUNE_CACHE.",
+            hint="Free some space there, or name a folder that you may write to: FORETUNE_CACHE=FOLDER.",
         )
     return Rows(store, found.row_lengths)
 

@@ -11,8 +11,9 @@ from typing import Any, NoReturn
 import click
 
 from foretune import __version__
-from foretune.cli.commands import HELP_WIDTH, Answered, Example, Group, LazyCommand, Option, nearest
+from foretune.cli.commands import HELP_WIDTH, Answered, Example, Group, LazyCommand, Option
 from foretune.cli.output import Output, Reply
+from foretune.cli.usage import usage_error
 from foretune.errors import ForetuneError
 
 __all__ = ["main", "root", "run"]
@@ -95,7 +96,7 @@ def _run(arguments: Sequence[str], output: Output) -> int:
     except ForetuneError as error:
         return output.fail(error.as_json())
     except click.ClickException as error:
-        return output.fail(_usage_error(error))
+        return output.fail(usage_error(error))
     except (KeyboardInterrupt, click.Abort) as stop:
         return output.fail(_error("interrupted", "Interrupted.", None, getattr(stop, "exit_code", INTERRUPTED)))
     except OSError:
@@ -122,28 +123,6 @@ def _emit(result: Any, output: Output) -> int:
 def _error(code: str, message: str, hint: str | None, exit_code: int) -> dict[str, Any]:
     problem = {"message": message, "hint": hint, "place": None, "field": None}
     return {"code": code, "message": message, "hint": hint, "exit_code": exit_code, "problems": [problem]}
-
-
-def _usage_error(error: click.ClickException) -> dict[str, Any]:
-    """Say what is wrong with the arguments, in one message with the nearest right word and where help is."""
-    ctx = getattr(error, "ctx", None)
-    command = ctx.command_path if ctx else "foretune"
-    message = error.format_message()
-    if isinstance(error, click.MissingParameter):
-        message = f"{' '.join(message.split()).rstrip('.')}."  # click lists choices on lines of their own
-    hint = f"`{command} --help` shows what there is."
-    if isinstance(error, click.NoSuchOption):
-        message = f"{error.option_name!r} is no option of {command}."
-        near = nearest(error.option_name, _option_names(ctx)) if ctx else None
-        hint = f"Did you mean {near}? {hint}" if near else hint
-    elif ". " in message:
-        message, _, advice = message.partition(". ")
-        message, hint = f"{message}.", f"{advice} {hint}"
-    return _error("usage", message, hint, 2)
-
-
-def _option_names(ctx: click.Context) -> list[str]:
-    return [name for param in ctx.command.get_params(ctx) for name in (*param.opts, *param.secondary_opts)]
 
 
 def _internal_error(error: Exception, output: Output) -> dict[str, Any]:

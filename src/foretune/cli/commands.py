@@ -8,7 +8,20 @@ import click
 
 from foretune.cli.output import Reply
 
-__all__ = ["Answered", "Command", "Example", "Group", "LazyCommand", "Option", "help_reply", "nearest", "option"]
+__all__ = [
+    "Answered",
+    "Choice",
+    "Command",
+    "Example",
+    "Group",
+    "LazyCommand",
+    "Option",
+    "Whole",
+    "WrongValue",
+    "help_reply",
+    "nearest",
+    "option",
+]
 
 HELP_WIDTH = 80
 
@@ -19,6 +32,43 @@ class Answered(Exception):
     def __init__(self, reply: Reply) -> None:
         super().__init__(reply.schema)
         self.reply = reply
+
+
+class WrongValue(click.BadParameter):
+    """A value that an option or an argument does not take, told as the contract tells it of a setting."""
+
+    def __init__(
+        self, message: str, param: click.Parameter | None, ctx: click.Context | None, hint: str | None
+    ) -> None:
+        super().__init__(message, ctx, param)
+        self.hint = hint
+
+
+class Choice(click.Choice[str]):
+    """One of a few words."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the word. Raises WrongValue with the nearest one."""
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            *others, last = self.choices
+            words = f"{', '.join(others)} or {last}" if others else last
+            near = nearest(str(value), list(self.choices))
+            message = f"it is {str(value)[:60]!r}, but it must be {words}."
+            raise WrongValue(message, param, ctx, f"Did you mean {near}?" if near else None) from error
+
+
+class Whole(click.IntRange):
+    """A whole number from `min` to `max`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number. Raises WrongValue."""
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            message = f"it is {str(value)[:60]!r}, but it must be a whole number from {self.min} to {self.max}."
+            raise WrongValue(message, param, ctx, None) from error
 
 
 class Example(NamedTuple):
@@ -62,7 +112,7 @@ def _output_options() -> list[click.Parameter]:
         ),
         Option(
             ["--color"],
-            type=click.Choice(["auto", "always", "never"]),
+            type=Choice(["auto", "always", "never"]),
             metavar="WHEN",
             help="auto, always or never; beats NO_COLOR and FORCE_COLOR.  [default: auto]",
             **shared,
@@ -93,6 +143,14 @@ class _Documented(click.Command):
             group="Output",
             expose_value=False,
         )
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the words after the command; an error says which command it is about."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx
+            raise
 
     def get_help_option(self, ctx: click.Context) -> click.Option | None:
         """Return `-h` and `--help`."""
@@ -159,7 +217,7 @@ class Group(_Documented, click.Group):
         """Find the command that the next word names, or say which one is near."""
         if args and not args[0].startswith("-") and args[0] not in self.lazy and not ctx.resilient_parsing:
             near = nearest(args[0], self.lazy)
-            hint = f" Did you mean {ctx.command_path} {near}?" if near else f" There are: {', '.join(self.lazy)}."
+            hint = f" Did you mean `{ctx.command_path} {near}`?" if near else f" There are: {', '.join(self.lazy)}."
             raise click.UsageError(f"{args[0]!r} is no command of {ctx.command_path}.{hint}", ctx)
         return super().resolve_command(ctx, args)
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from foretune.cli.commands import Command, Example
+from foretune.cli.commands import Choice, Command, Example
 from foretune.cli.output import Reply
 
 __all__ = ["SHELLS", "completion"]
@@ -22,7 +22,7 @@ VARIABLE = "_FORETUNE_COMPLETE"
         Example("fish", "foretune completion fish > ~/.config/fish/completions/foretune.fish"),
     ],
 )
-@click.argument("shell", type=click.Choice(SHELLS))
+@click.argument("shell", type=Choice(SHELLS))
 def completion(shell: str) -> Reply:
     """Print a completion script for bash, zsh or fish. Nothing is installed."""
     script = _script(shell)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from foretune.cli.commands import Command, Example, completes, option
+from foretune.cli.commands import Command, Example, Whole, completes, option
 from foretune.cli.files import require_svg, write_new
 from foretune.cli.options import model_ids
 from foretune.cli.output import Reply
@@ -123,7 +123,7 @@ STRADDLED = (
 @option(
     "--preview",
     group="Answer",
-    type=click.IntRange(0, 1000),
+    type=Whole(0, 1000),
     default=2,
     metavar="N",
     help="Show so many rows, and what of them carries loss.  [default: 2]",
@@ -138,7 +138,7 @@ STRADDLED = (
 @option(
     "--workers",
     group="Work",
-    type=click.IntRange(1, 256),
+    type=Whole(1, 256),
     metavar="N",
     help="Encode in so many processes.  [default: one a core, at most 4]",
 )
@@ -211,6 +211,8 @@ def _read_template(file: str) -> str:
     except (OSError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
+        if isinstance(error, FileNotFoundError):
+            raise ConfigError("The file does not exist.", hint="Check the path.", place=file) from error
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(
             f"The chat template cannot be read: {reason}.", hint="Pass a Jinja file.", place=file

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from foretune.cli.commands import Command, Example, option
+from foretune.cli.commands import Choice, Command, Example, option
 from foretune.cli.files import require_new, write_new
 from foretune.cli.output import Reply
 from foretune.cli.terminal import Terminal, escape, wrapped
@@ -30,7 +30,7 @@ EXAMPLES = [
     "--from",
     "source",
     group="Conversion",
-    type=click.Choice(FORMATS),
+    type=Choice(FORMATS),
     required=True,
     metavar="FORMAT",
     help="What IN is: sharegpt, alpaca, prompt-completion or openai.",

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from foretune.cli.commands import Command, Example, option
+from foretune.cli.commands import Choice, Command, Example, Whole, option
 from foretune.cli.output import Reply
 from foretune.cli.progress import watched
 from foretune.cli.terminal import Terminal, escape, wrapped
@@ -31,7 +31,7 @@ __all__ = ["evaluate"]
 @option(
     "--max-tokens",
     group="Generation",
-    type=click.IntRange(1, 1 << 20),
+    type=Whole(1, 1 << 20),
     default=128,
     metavar="N",
     help="Of an answer.  [default: 128]",
@@ -39,13 +39,13 @@ __all__ = ["evaluate"]
 @option(
     "--format",
     group="Generation",
-    type=click.Choice(["messages", "instruction"]),
+    type=Choice(["messages", "instruction"]),
     metavar="NAME",
     help="How prompts are written: messages or instruction.  [default: as in training]",
 )
 @option("--allow-other-format", group="Generation", is_flag=True, help="Take a --format that was not trained.")
 @option("--offline", group="Model", is_flag=True, help="Never ask the hub; paths and cache only.")
-@option("--workers", group="Work", type=click.IntRange(1, 256), metavar="N", help="Encode rows in so many processes.")
+@option("--workers", group="Work", type=Whole(1, 256), metavar="N", help="Encode rows in so many processes.")
 def evaluate(run: str, **given: Any) -> Reply:
     """Reload the artifact of a run that ended with success, and compare it with what was trained.
 

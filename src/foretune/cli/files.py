@@ -35,13 +35,18 @@ def require_svg(file: str) -> None:
 def require_new(file: str) -> None:
     """Raise ConfigError where a file cannot come to be: the name is taken, or there is no such folder."""
     _refuse_taken(file)
-    if not os.path.isdir(os.path.dirname(file) or "."):
-        raise ConfigError("There is no such folder.", hint="Choose another place.", place=file)
+    _require_folder(file)
 
 
 def _refuse_taken(file: str) -> None:
     if os.path.lexists(file):
-        raise ConfigError("The file exists.", hint="Choose another name; nothing is overwritten.", place=file)
+        raise ConfigError("The file exists already.", hint="Choose another name; nothing is overwritten.", place=file)
+
+
+def _require_folder(file: str) -> None:
+    folder = os.path.dirname(file) or "."
+    if not os.path.isdir(folder):
+        raise ConfigError(f"The folder {folder} does not exist.", hint="Make it, or choose another place.", place=file)
 
 
 def write_new(file: str, texts: Iterable[str]) -> None:
@@ -51,7 +56,7 @@ def write_new(file: str, texts: Iterable[str]) -> None:
     """
     draft = os.path.join(os.path.dirname(file), f".{os.path.basename(file)}.{os.getpid()}.tmp")
     try:
-        _refuse_taken(file)
+        require_new(file)
         try:
             with open(draft, "x", encoding="utf-8", newline="\n") as stream:
                 stream.writelines(texts)

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from foretune.cli.commands import completes, option
+from foretune.cli.commands import Choice, completes, option
 
 __all__ = ["DEFAULT_STACK", "asking_options", "model_ids", "plot_option", "request_options", "running_options"]
 
@@ -135,7 +135,7 @@ REQUEST: tuple[Callable[[Any], Any], ...] = (
     option(
         "--accept",
         group="Answer",
-        type=click.Choice(["tight"]),
+        type=Choice(["tight"]),
         metavar="tight",
         help="With --check: tight is good enough.",
     ),

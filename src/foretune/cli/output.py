@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from foretune import __version__
-from foretune.cli.terminal import Terminal, escape, make_tolerant, standard_streams, terminal_for
+from foretune.cli.terminal import Terminal, escape, make_tolerant, standard_streams, terminal_for, wrapped_message
 from foretune.errors import ForetuneError
 
 __all__ = ["Output", "Reply"]
@@ -137,7 +137,8 @@ def _escaped(value: Any) -> Any:
 
 def _problem_lines(problem: dict[str, Any], terminal: Terminal) -> list[str]:
     place = f"{escape(problem['place'])}: " if problem["place"] else ""
-    lines = [f"{terminal.paint('error:', 'bold', 'red')} {place}{_escaped(problem['message'])}"]
+    error, hint = terminal.paint("error:", "bold", "red"), terminal.paint("hint:", "cyan")
+    lines = wrapped_message(f"{place}{_escaped(problem['message'])}", terminal, first=f"{error} ", later="  ")
     if problem["hint"]:
-        lines.append(f"  {terminal.paint('hint:', 'cyan')} {_escaped(problem['hint'])}")
+        lines += wrapped_message(_escaped(problem["hint"]), terminal, first=f"  {hint} ", later="    ")
     return lines

@@ -140,11 +140,11 @@ def _journey(folder: str) -> tuple[_Step, ...]:
 def _make_folder(folder: str) -> None:
     """Make the folder, or take an empty one. Raises RunDirectoryError."""
     if os.path.lexists(folder) and (not os.path.isdir(folder) or os.listdir(folder)):  # noqa: PTH208
-        raise RunDirectoryError(f"{folder} is not empty.", hint="Name a folder that does not exist.")
+        raise RunDirectoryError(f"{folder} is not empty.", hint="Choose another folder; nothing is overwritten.")
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
-        hint = "Name a folder in a place that you may write to."
+        hint = "Choose another place."
         raise RunDirectoryError(f"{folder} cannot be made: {error.strerror}.", hint=hint) from error
 
 

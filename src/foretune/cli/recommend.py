@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from foretune.cli.commands import Command, Example, completes, option
+from foretune.cli.commands import Choice, Command, Example, Whole, completes, option
 from foretune.cli.files import require_files
 from foretune.cli.options import asking_options
 from foretune.cli.output import Reply
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["recommend"]
 
 OBJECTIVES = ("longest-sequence", "largest-batch", "highest-rank", "least-memory", "full-if-it-fits")
+DEFAULT_OBJECTIVE: Any = OBJECTIVES[0]
 LIMITS = ("seq-len", "batch", "rank")
 ANSWER_IS_NO = 3
 
@@ -46,8 +47,7 @@ EXAMPLES = [
     "--objective",
     group="Search",
     metavar="NAME",
-    type=click.Choice(OBJECTIVES),
-    default="longest-sequence",
+    type=Choice(OBJECTIVES),
     shell_complete=completes(lambda: OBJECTIVES),
     help="longest-sequence, largest-batch, highest-rank, least-memory or full-if-it-fits.  [default: longest-sequence]",
 )
@@ -56,14 +56,14 @@ EXAMPLES = [
     "limit",
     group="Search",
     metavar="WHAT",
-    type=click.Choice(LIMITS),
+    type=Choice(LIMITS),
     help="Instead: how far seq-len, batch or rank goes, everything else as it is.",
 )
 @option(
     "--devices",
     group="Search",
     metavar="all",
-    type=click.Choice(["all"]),
+    type=Choice(["all"]),
     help="Instead: the cards of the catalogue that carry it, smallest first.",
 )
 @option(
@@ -73,7 +73,7 @@ EXAMPLES = [
     type=click.Path(),
     help="Draw how many rows fit at each length, by method. The file may not exist yet.",
 )
-@option("--verify", group="Answer", metavar="N", type=click.IntRange(1, 5), help="Trace the best N plans as well.")
+@option("--verify", group="Answer", metavar="N", type=Whole(1, 5), help="Trace the best N plans as well.")
 @option("--check", group="Answer", is_flag=True, help="Exit with 3 if nothing fits.")
 def recommend(**given: Any) -> Reply:
     """Recommend what to run on a device.
@@ -103,9 +103,10 @@ def recommend(**given: Any) -> Reply:
 
 
 def _require_one_question(given: dict[str, Any]) -> None:
-    asked = [flag for flag, name in (("--max", "limit"), ("--devices", "devices")) if given[name]]
+    questions = {"--objective": "objective", "--max": "limit", "--devices": "devices"}
+    asked = [flag for flag, name in questions.items() if given[name]]
     about_plans = [flag for flag, name in (("--verify", "verify"), ("--plot", "plot")) if given[name]]
-    if len(asked) > 1 or (asked and about_plans):
+    if len(asked) > 1 or (asked and about_plans and not given["objective"]):
         flags = " and ".join([*asked, *about_plans])
         raise ConfigError(f"{flags} ask for different things.", hint="Give one of them.")
     if given["devices"] and any(given[flag] for flag in ("gpu", "vram", "detect", "free")):
@@ -134,8 +135,14 @@ def _plans(asked: _Asked, given: dict[str, Any]) -> Reply:
     loaded, shape, device, stack = asked
 
     fixed = fixed_settings(loaded, given)
+    objective: Any = given["objective"] or OBJECTIVES[0]
     answer = api.recommend(
-        loaded.config, device=device, objective=given["objective"], fixed=fixed, stack=stack, shape=shape
+        loaded.config,
+        device=device,
+        objective=objective,
+        fixed=fixed,
+        stack=stack,
+        shape=shape,
     )
     if given["plot"]:
         _draw_frontier(asked, fixed, given)

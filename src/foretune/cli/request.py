@@ -1,12 +1,16 @@
 """From flags and files to checked configurations, devices and stacks, with the place that each value came from."""
 
+# os.path, as in the contract: pathlib costs 3 ms of every start.
+# ruff: noqa: PTH113, PTH118
+
 import os
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from foretune.contract import LoadedConfig, Origin, Override, build_config, load_config, parse_override
 from foretune.devices import DeviceSpec, device_from_memory, find_device, with_free
-from foretune.errors import ConfigError
+from foretune.errors import ConfigError, RunDirectoryError
 from foretune.models import ModelShape
 from foretune.units import parse_bytes
 
@@ -108,11 +112,22 @@ def run_config(file: str, overrides: Iterable[str | Override] = ()) -> LoadedCon
 
 def run_folder(path: str) -> str:
     """Return the folder of a run that is named by its path, or by the configuration file it was run from."""
-    if not os.path.isfile(path):  # noqa: PTH113 - pathlib costs 3 ms of every start
+    if not os.path.isfile(path):
         return path
     output = run_config(path).config.output
     if output is None:
-        raise ConfigError("It names no output.", hint="Name the run's folder.", place=path, field="output")
+        raise ConfigError(
+            "it names no output, so its run is not known.",
+            hint="Name the run's folder instead.",
+            place=path,
+            field="output",
+        )
+    if not os.path.isfile(os.path.join(output, "record.json")):
+        raise RunDirectoryError(
+            f"its output, {output}, holds no run yet.",
+            hint=f"`foretune train {shlex.quote(path)}` makes it.",
+            place=path,
+        )
     return output
 
 
@@ -139,7 +154,9 @@ def chosen_device(given: Mapping[str, Any]) -> DeviceSpec | None:
     if given["detect"]:
         return with_free(_first_detected(), free_bytes)
     if free_bytes is not None:
-        raise ConfigError("--free says how much of a device is free.", hint="Name it with --gpu or --vram.")
+        raise ConfigError(
+            "--free says how much of a device is free, and none is named.", hint="Add --gpu NAME or --vram GIB."
+        )
     return None
 
 
@@ -151,17 +168,17 @@ def chosen_host(given: Mapping[str, Any]) -> DeviceSpec | None:
     for flag in ("gpu", "vram"):
         if given[flag] is not None:
             hint = f"Leave --{flag} out; --detect takes this machine's memory. Or set device: cuda."
-            raise ConfigError(f"--{flag} names a card, but device is cpu.", hint=hint, place=f"--{flag}")
+            raise ConfigError("a card is named, but device is cpu.", hint=hint, place=f"--{flag}")
     if not given["detect"]:
         if given["free"] is not None:
-            raise ConfigError("--free says how much of a device is free.", hint="Add --detect.", place="--free")
+            raise ConfigError("--free says how much of a device is free, and none is named.", hint="Add --detect.")
         return None
     from foretune.devices import host_memory
 
     host = host_memory()
     if host is None:
         hint = "Compare the need with what your system says is free."
-        raise ConfigError("--detect cannot read this machine's memory (Linux has it).", hint=hint, place="--detect")
+        raise ConfigError("this machine's memory cannot be read (Linux tells it).", hint=hint, place="--detect")
     return host if given["free"] is None else with_free(host, _size("--free", given["free"]))
 
 
@@ -178,5 +195,5 @@ def _first_detected() -> DeviceSpec:
     detection = detect_devices()
     if not detection.devices:
         hint = "Name a device with --gpu NAME, or its memory with --vram GIB."
-        raise ConfigError(f"--detect finds no GPU: {detection.reason}.", hint=hint, place="--detect")
+        raise ConfigError(f"no GPU is found: {detection.reason}.", hint=hint, place="--detect")
     return detection.devices[0]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from foretune.cli.commands import Command, Example, option
+from foretune.cli.commands import Choice, Command, Example, Whole, option
 from foretune.cli.output import Reply
 from foretune.cli.terminal import Heading, Terminal, escape, standard_streams, table, wrapped
 from foretune.units import format_bytes
@@ -28,7 +28,7 @@ EXAMPLES = [
 @option(
     "--engine",
     group="Answer",
-    type=click.Choice(["estimated", "traced"]),
+    type=Choice(["estimated", "traced"]),
     default="estimated",
     metavar="NAME",
     help="estimated, or traced: the real program, which takes seconds a row.  [default: estimated]",
@@ -37,7 +37,7 @@ EXAMPLES = [
 @option(
     "--workers",
     group="Answer",
-    type=click.IntRange(1, 256),
+    type=Whole(1, 256),
     default=1,
     metavar="N",
     help="Answer in so many processes.  [default: 1]",

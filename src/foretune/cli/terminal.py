@@ -5,6 +5,7 @@ only repeats what a word says.
 """
 
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TextIO
@@ -26,6 +27,9 @@ class Terminal(NamedTuple):
     width: int = WIDEST
     has_color: bool = False
     has_unicode: bool = True
+    is_known: bool = False
+    """Whether somebody looks at lines of this width: a terminal, or COLUMNS says so. What goes into a file or a pipe
+    need not be broken."""
 
     def paint(self, text: str, *paints: Paint) -> str:
         """Colour a text, where colours are shown."""
@@ -75,6 +79,7 @@ def terminal_for(stream: TextIO | Any, color: str | None, environment: Mapping[s
         width=_width(stream, environment, is_terminal=is_terminal),
         has_color=wants_color(color, environment, is_terminal=is_terminal),
         has_unicode=encoding in ("utf8", "utf8sig", "utf16", "utf32"),
+        is_known=is_terminal or bool(environment.get("COLUMNS", "").strip("0")),
     )
 
 
@@ -137,6 +142,27 @@ def wrapped(text: str, terminal: Terminal, *, indent: str = "", bullet: str = ""
     width = min(max(terminal.width, NARROWEST), 100)
     first, later = indent + bullet, indent + " " * len(bullet)
     return wrap(text, width, initial_indent=first, subsequent_indent=later, break_on_hyphens=False) or [first.rstrip()]
+
+
+_UNBROKEN = re.compile(r"(?:\S*`[^`]*`|Run: .*$|\S)\S*")
+
+
+def wrapped_message(text: str, terminal: Terminal, *, first: str, later: str) -> list[str]:
+    """Break a message for a person where lines have a width; what is to be copied (`...`, Run: ...) stays whole.
+
+    `first` begins the first line and `later` the others; colours in them do not count.
+    """
+    if not terminal.is_known:
+        return [first + text]
+    lines, room = [first], max(terminal.width, NARROWEST) - len(re.sub(r"\x1b\[[\d;]*m", "", first))
+    for number, word in enumerate(_UNBROKEN.findall(text)):
+        space = 1 if number else 0
+        if space and len(word) + space > room:
+            lines.append(later)
+            space, room = 0, max(terminal.width, NARROWEST) - len(later)
+        lines[-1] += " " * space + word
+        room -= len(word) + space
+    return lines
 
 
 def make_tolerant(*streams: Any) -> None:

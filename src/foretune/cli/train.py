@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from foretune.cli.commands import Command, Example, option
+from foretune.cli.commands import Command, Example, Whole, option
 from foretune.cli.output import Reply
 from foretune.cli.progress import watched
 from foretune.cli.run_view import RunView, bytes_or_unknown
@@ -41,7 +41,7 @@ __all__ = ["train"]
 @option(
     "--workers",
     group="Run",
-    type=click.IntRange(1, 256),
+    type=Whole(1, 256),
     metavar="N",
     help="Encode rows in so many processes.  [default: one a core, at most 4]",
 )

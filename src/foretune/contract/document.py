@@ -4,6 +4,9 @@ ruamel.yaml (imported only here, when a text is read) gives events; the values a
 dates, duplicate keys and deep nesting are refused where they appear and nothing is ever expanded.
 """
 
+# os.path: pathlib costs 3 ms of every start.
+# ruff: noqa: PTH118, PTH208
+
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -72,6 +75,9 @@ def plain_node(value: Any, place: str) -> Node:
     return Node(value, place)
 
 
+_STARTS = "`foretune config init FILE` writes one to start from."
+
+
 def read_text(path: str) -> str:
     """Read a UTF-8 file of at most 1 MiB. Raises ConfigError; a byte order mark is skipped."""
     shown = show_path(path)
@@ -81,11 +87,9 @@ def read_text(path: str) -> str:
         with open(path, "rb") as file:  # noqa: PTH123 (pathlib costs 3 ms of every start)
             data = file.read(LARGEST_FILE_BYTES + 1)
     except IsADirectoryError as error:
-        raise ConfigError(f"{shown} is a folder.", hint="Give the YAML file in it.") from error
+        raise ConfigError(f"{shown} is a folder, and a configuration is a file.", hint=_in_folder(path)) from error
     except FileNotFoundError as error:
-        raise ConfigError(
-            f"{shown} does not exist.", hint="`foretune config init` writes one to start from."
-        ) from error
+        raise ConfigError(f"{shown} does not exist.", hint=_instead_of(path)) from error
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ConfigError(f"{shown} cannot be read: {reason}.", hint="Give a file that you may read.") from error
@@ -98,6 +102,33 @@ def read_text(path: str) -> str:
         raise ConfigError(
             f"byte 0x{data[error.start]:02x} is not UTF-8.", hint="Save the file as UTF-8.", place=f"{shown}:{line}"
         ) from error
+
+
+def _in_folder(folder: str) -> str:
+    """Say which file of a folder may have been meant."""
+    names = sorted(name for name in _listed(folder) if name.endswith((".yaml", ".yml")))
+    if names:
+        name = "config.yaml" if "config.yaml" in names else names[0]
+        return f"Give the file in it: {show_path(os.path.join(folder, name))}."
+    if "config.json" in _listed(folder):
+        return f"It holds a model: name it in a configuration as model.id. {_STARTS}"
+    return _STARTS
+
+
+def _instead_of(file: str) -> str:
+    """Say which file may have been meant by a name that does not exist."""
+    from foretune.contract.hints import nearest
+
+    folder, name = os.path.split(file)
+    near = nearest(name, [each for each in _listed(folder or ".") if each.endswith((".yaml", ".yml", ".json"))])
+    return f"Did you mean {show_path(os.path.join(folder, near))}? {_STARTS}" if near else _STARTS
+
+
+def _listed(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except (OSError, ValueError):
+        return []
 
 
 def show_path(text: str) -> str:

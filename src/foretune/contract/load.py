@@ -86,6 +86,7 @@ def parse_config(
     parse_config("model: {id: gpt2}\\nprecision: {dtype: bf16}").config
     """
     _refuse_command(text, name)
+    _refuse_rows(name)
     root, problems = read_document(text, name)
     if root is not None and isinstance(root.value, dict):
         _refuse_foreign(root.value, name)
@@ -97,7 +98,9 @@ def parse_config(
         raise ConfigError.of(_by_line([*problems, Problem(message, hint, root.place)], name))
     if "model_type" in root.value and "model" not in root.value:
         message = "this is a model's config.json (it has model_type), not a training configuration."
-        raise ConfigError(message, hint=f"Pass it as --model {name}, or write its path as model.id.", place=name)
+        raise ConfigError(
+            message, hint="Write its path as model.id, or plan with it: `foretune estimate --model PATH`.", place=name
+        )
     return _build(root, os.fspath(folder), name, overrides, method, problems)
 
 
@@ -107,6 +110,12 @@ def _refuse_command(text: str, name: str) -> None:
     if is_command(text):
         message = "this is a command that trains by another tool, not a configuration."
         raise ConfigError(message, hint=f"`foretune config import {name}` reads it.", place=name)
+
+
+def _refuse_rows(name: str) -> None:
+    if name.lower().endswith(".jsonl"):
+        message = "these are rows to train on (JSONL), not a configuration."
+        raise ConfigError(message, hint="Name the file in a configuration, as data.train.", place=name)
 
 
 def _refuse_foreign(given: Mapping[str, Node], name: str) -> None:

@@ -159,12 +159,12 @@ def _given(root: Node, name: str) -> Node | None:
 
 
 def _contradiction(method: str, name: str, given: Node, place: str, *, wanted: bool) -> Problem:
-    need = f"needs {name}" if wanted else f"takes no {name}"
-    found = f"{name} is {'null' if given.value is None else 'given'} at {given.place}"
+    need = f"needs the section {name}" if wanted else f"takes no section {name}"
+    found = f"{given.place} sets it{' to null' if given.value is None else ''}"
     is_flag = given.place.startswith("--")
     remove = f"Remove {given.place}" if is_flag else f"Remove {name} (or --set {name}=null)"
     if wanted:
         hint = f"{f'Remove {given.place}' if is_flag else f'Remove {name}: null'}, or choose another --method."
     else:
         hint = f"{remove}, or choose --method {'qlora' if method == 'lora' else 'lora or qlora'}."
-    return Problem(f"--method {method} {need}, but {found}.", hint, place, name)
+    return Problem(f"{method} {need}, but {found}.", hint, place, name)

@@ -101,7 +101,7 @@ def _cpu_dtype(config: TrainingConfig) -> Violation | None:
     if config.device != "cpu" or config.precision.dtype == "fp32":
         return None
     message = f"device is cpu, but precision.dtype is {config.precision.dtype}; on a CPU only fp32 is trained."
-    return Violation(message, "Set precision.dtype: fp32 (--dtype fp32).")
+    return Violation(message, "Set precision.dtype: fp32.")
 
 
 def _cpu_quantization(config: TrainingConfig) -> Violation | None:

@@ -191,7 +191,7 @@ def _conversation_text(row: MessagesRow, tokenizer: Tokenizer, settings: EncodeS
     reason = require_template(facts, settings)
     if reason is not None:
         hint = (
-            "Use the tokenizer of a chat model; `data check --chat-template FILE` tries a template."
+            "Use the tokenizer of a chat model; `foretune data check --chat-template FILE` tries a template."
             if not facts.has_template
             else "Set data.spans: verified."
         )

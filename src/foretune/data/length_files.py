@@ -56,8 +56,12 @@ def read_lengths(path: str | os.PathLike[str]) -> Lengths:
     except (OSError, ValueError) as error:
         if isinstance(error, DataError):
             raise
+        if isinstance(error, FileNotFoundError):
+            raise DataError("The file does not exist.", hint="Check the path.", place=file) from error
         reason = getattr(error, "strerror", None) or str(error)
-        raise DataError(f"The lengths cannot be read: {reason}.", hint="Pass a readable file.", place=file) from error
+        raise DataError(
+            f"The lengths cannot be read: {reason}.", hint="Name a file that you may read.", place=file
+        ) from error
     if not counted:
         raise DataError("There is no length in it.", hint=HINT, place=file)
     lengths = Lengths.of(counted)

@@ -80,6 +80,8 @@ class RowProblem(ValueError):
     ) -> None:
         where = f"line {line}" if turn is None else f"line {line}, message {turn}"
         super().__init__(f"{where}: {message}")
+        self.told = message if turn is None else f"message {turn}: {message}"
+        """The same beside a place that has the line."""
         self.line = line
         self.hint = hint
         self.is_of_all = is_of_all
@@ -87,7 +89,7 @@ class RowProblem(ValueError):
 
     def located(self, file: str) -> DataError:
         """Return the error that names the file, the line and the cause."""
-        return DataError(str(self), hint=self.hint, place=f"{file}:{self.line}")
+        return DataError(self.told, hint=self.hint, place=f"{file}:{self.line}")
 
 
 # -- lines
@@ -119,8 +121,10 @@ def open_rows(file: str) -> BinaryIO:
 
 def unreadable(file: str, error: Exception) -> DataError:
     """Say why a file of rows cannot be read."""
+    if isinstance(error, FileNotFoundError):
+        return DataError("The file does not exist.", hint="Check the path.", place=file)
     reason = getattr(error, "strerror", None) or str(error)
-    return DataError(f"The rows cannot be read: {reason}.", hint="Pass a readable JSONL file.", place=file)
+    return DataError(f"The rows cannot be read: {reason}.", hint="Name a JSONL file that you may read.", place=file)
 
 
 def read_lines(stream: BinaryIO, file: str) -> Iterator[tuple[int, bytes]]:
@@ -181,9 +185,10 @@ def parse_row(data: bytes, line: int) -> Row | None:
     try:
         found = decode_json(data)
     except JsonProblem as problem:
-        text, hint = str(problem), "Each line is one JSON object."
         if line == 1 and data.lstrip().startswith(b"["):
-            hint += " `foretune data convert` makes lines of a JSON array."
+            hint = "Write an object on each line: `jq -c '.[]' FILE > rows.jsonl` does it."
+            raise RowProblem(line, "this is a JSON array, and no JSONL.", hint=hint, is_of_all=True) from problem
+        text, hint = str(problem), "Each line is one JSON object."
         raise RowProblem(line, text[:1].lower() + text[1:], hint=hint) from problem
     if not isinstance(found, dict):
         raise RowProblem(line, f"the line is {kind_of(found)}, and no object.", hint=TWO_KINDS)
@@ -227,7 +232,7 @@ def _message(item: Any, line: int, turn: int) -> Message:
         shown = "missing" if "role" not in item else short_form(role)
         hint = "foretune maps no other role by guess."
         if isinstance(role, str) and role in FOREIGN_ROLES:
-            hint += f" `foretune data convert --from {FOREIGN_ROLES[role]}` does it by rule."
+            hint += f" `foretune data convert --from {FOREIGN_ROLES[role]} FILE NEW` does it by rule."
         raise RowProblem(line, f"role is {shown}; allowed are system, user and assistant.", turn=turn, hint=hint)
     _refuse_keys(item, ("role", "content"), line, turn)
     content = item.get("content")
@@ -262,7 +267,7 @@ def _refuse_keys(found: dict[str, Any], known: tuple[str, ...], line: int, turn:
             continue
         hint = "Remove the key, or put its text where it is trained."
         if turn is None and key in FOREIGN_KEYS:
-            hint = f"`foretune data convert --from {FOREIGN_KEYS[key]}` turns such rows into ours."
+            hint = f"`foretune data convert --from {FOREIGN_KEYS[key]} FILE NEW` turns such rows into ours."
         if key in ("tools", "tool_calls", "tool_call_id", "function_call"):
             raise RowProblem(line, f"{key} is not supported: tools are not trained.", turn=turn, hint=hint)
         names = " and ".join(known) if len(known) < 3 else f"{', '.join(known)}, or messages alone"

@@ -130,7 +130,7 @@ def find_device(name: str) -> DeviceSpec:
         listed = "; ".join(f"{entry.name} ({format_bytes(entry.total_bytes)})" for entry in found[:8])
         raise ConfigError(
             f"{_echo(name)} may be any of {len(found)} devices: {listed}.",
-            hint=f"Name the size as well: {found[0].marketing_gb}GB.",
+            hint=f"Name the size as well: '{name} {found[0].marketing_gb}GB'.",
         )
     return found[0].spec() if len(found) == 1 else _merge(found)
 
@@ -258,7 +258,9 @@ def _unknown(name: str) -> ConfigError:
         return ConfigError(message, hint="For a modified card give the memory itself: --vram 48.")
     near = _near_names(name)
     hint = f"Did you mean {', '.join(near)}?" if near else "`foretune devices list` shows all."
-    return ConfigError(f"{_echo(name)} is no device of the catalogue.", hint=f"{hint} Or give its memory: --vram 24.")
+    return ConfigError(
+        f"{_echo(name)} is no device of the catalogue.", hint=f"{hint} A plan may name its memory instead: --vram 24."
+    )
 
 
 def _near_names(name: str) -> list[str]:

@@ -193,8 +193,10 @@ def read_observations(path: str | os.PathLike[str] | None = None) -> Iterator[Ob
     except (OSError, ValueError) as error:
         if isinstance(error, EvidenceError):
             raise
+        hint = "Name a file with one observation (a JSON object) a line."
+        if isinstance(error, FileNotFoundError):
+            raise EvidenceError("The file does not exist.", hint=hint, place=str(file)) from error
         reason = getattr(error, "strerror", None) or str(error)
-        hint = "Pass a file with one observation (a JSON object) a line."
         raise EvidenceError(f"The observations cannot be read: {reason}.", hint=hint, place=str(file)) from error
 
 
@@ -247,6 +249,7 @@ def parse_observation(data: Mapping[str, Any], *, place: str) -> Observation:
     except msgspec.ValidationError as error:
         what, _, where = str(error).partition(" - at `$.")
         key = where.rstrip("`")
+        what = what.replace("Object missing required field", "it is no observation, for it lacks the field")
         message = f"{key}: {what[:1].lower()}{what[1:]}." if key else f"{what}."
         raise EvidenceError(message, hint="The schema is that of docs/observations.md.", place=place) from error
 

@@ -258,7 +258,7 @@ def _get(path: str, *, timeout: float = TIMEOUT_SECONDS) -> Answer:
         from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # lazily exported
     except ImportError as error:
         raise MissingDependencyError(
-            "Reading a model from the Hub needs huggingface_hub.", hint="pip install huggingface_hub"
+            "Reading a model from the Hub needs huggingface_hub.", hint="Run: pip install huggingface_hub"
         ) from error
     # The HTTP library has changed between releases of huggingface_hub; its base error is the first base of theirs.
     transport_error = cast("type[Exception]", HfHubHTTPError.__bases__[0])

@@ -48,7 +48,9 @@ def require_free(folder: str) -> None:
     if os.path.lexists(path) and not (path.is_dir() and not path.is_symlink() and not any(path.iterdir())):
         raise RunDirectoryError(f"{folder} exists already.", hint="Choose another folder; nothing is overwritten.")
     if not path.absolute().parent.is_dir():
-        raise RunDirectoryError(f"{path.absolute().parent} is no folder.", hint="Make it, or choose another place.")
+        raise RunDirectoryError(
+            f"The folder {path.absolute().parent} does not exist.", hint="Make it, or choose another place."
+        )
 
 
 def write_recipe(

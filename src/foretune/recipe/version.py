@@ -33,8 +33,8 @@ def require_same_version(config_file: str) -> None:
     raise UnsupportedError(
         f"this recipe is of foretune {version}, and {__version__} is installed: its plan and the meaning of its "
         "settings are that version's.",
-        hint=f"Run: pip install -r {quoted(requirements)}; or write it anew: foretune recipe NEW --config "
-        f"{quoted(config_file)}",
+        hint=f"`pip install -r {quoted(requirements)}` installs that version; `foretune recipe NEW --config "
+        f"{quoted(config_file)}` writes the recipe anew.",
         place=file,
     )
 

@@ -155,7 +155,7 @@ def encode_chunk(
         "rows": EncodedRows.of(examples).to_wire(),
         "blanks": num_blanks,
         "details": [(detail.text, detail.starts, detail.ends) for detail in details],
-        "problems": [(problem.line, str(problem), problem.hint) for problem in problems[:MAX_PROBLEMS]],
+        "problems": [(problem.line, problem.told, problem.hint) for problem in problems[:MAX_PROBLEMS]],
     }
 
 
@@ -168,6 +168,8 @@ def _parsed(first: int, data: bytes) -> tuple[list[Row], int, list[RowProblem]]:
             row = parse_row(text, line)
         except RowProblem as problem:
             problems.append(problem)
+            if problem.is_of_all:
+                break
             continue
         if row is None:
             num_blanks += 1

@@ -103,7 +103,7 @@ def refuse_taken(final: Path) -> None:
             raise RunDirectoryError(f"{above} is a file, and a model needs a folder.", hint="Choose another --output.")
     if final.is_symlink() or final.exists():
         raise RunDirectoryError(
-            f"{final} exists already, and is never written over.", hint="Choose another --output, or remove it."
+            f"{final} exists already.", hint="Choose another place with --output FOLDER; nothing is overwritten."
         )
 
 

@@ -86,7 +86,8 @@ def require_disk(config: TrainingConfig, facts: Facts, artifact_bytes: int) -> t
         raise ConfigError(
             f"The run writes up to {format_bytes(needed)} at {place} (artifact, {number} checkpoints), and "
             f"{format_bytes(free)} are free.",
-            hint="Choose another output, free some space, or keep fewer checkpoints (checkpoint.keep).",
+            hint="Free some space, keep fewer checkpoints (checkpoint.keep), or choose another output: "
+            "--output FOLDER.",
             field="output",
         )
     return needed, free
@@ -99,7 +100,7 @@ def require_room(output: Path, needed: int) -> int:
     if needed > free:
         raise ConfigError(
             f"{format_bytes(needed)} are written at {place}, and {format_bytes(free)} are free.",
-            hint="Choose another output, or free some space.",
+            hint="Free some space, or choose another output: --output FOLDER.",
             field="output",
         )
     return free
@@ -112,7 +113,7 @@ def _writable_place(output: Path) -> Path:
         place = place.parent
     if not os.access(place, os.W_OK):
         message = f"output is {output}, and {place} cannot be written."
-        raise ConfigError(message, hint="Choose another output.", field="output")
+        raise ConfigError(message, hint="Choose another output: --output FOLDER.", field="output")
     return place
 
 

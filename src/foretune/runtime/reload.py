@@ -41,7 +41,8 @@ def finished_run(run: Path) -> tuple[RunRecord, Path, ArtifactFacts]:
     artifact differs from its manifest.
     """
     if not (run / RECORD).is_file():
-        raise RunDirectoryError(f"{run} holds no run.", hint="Name the folder that `foretune train` made.")
+        what = "holds no run" if run.exists() else "does not exist"
+        raise RunDirectoryError(f"{run} {what}.", hint="Name the folder that `foretune train` made.")
     return _finished(run, RunFolder(run).artifact)
 
 
@@ -61,7 +62,7 @@ def _finished(run: Path, artifact: Path | None) -> tuple[RunRecord, Path, Artifa
     if not record.is_success or artifact is None:
         raise RunDirectoryError(
             f"The run in {run} has no artifact: its outcome is {record.outcome}.",
-            hint="Only a run that ended with success has one.",
+            hint="Name a run that ended with success, or go on with this one: `foretune train CONFIG --resume`.",
         )
     verify_folder(artifact)
     return record, artifact, read_artifact(artifact)

@@ -56,6 +56,8 @@ EVALUATIONS, MERGES = "evaluations", "merges"
 ARTIFACTS = ("adapter", "model")
 BEFORE_A_RUN = {LOCK, HOLDER, draft_of(Path(HOLDER)).name, draft_of(Path(RECORD)).name}
 """What a process leaves that is killed before its run has a record: to another one that is no more than nothing."""
+OTHER_OUTPUT = "Choose another output: --output FOLDER."
+"""What to do where a folder cannot be that of a new run."""
 LOCK_SECONDS = 0.2
 """How long a lock is waited for: by then whoever got it first has said who it is."""
 
@@ -225,13 +227,13 @@ def require_free(path: Path) -> None:
         pass
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        raise RunDirectoryError(f"{path} cannot be a run's folder: {reason}.", hint="Choose another output.") from error
+        raise RunDirectoryError(f"{path} cannot be a run's folder: {reason}.", hint=OTHER_OUTPUT) from error
     if path.is_symlink():
-        raise RunDirectoryError(f"{path} is a symbolic link.", hint="Name the folder itself, in output (--output).")
+        raise RunDirectoryError(f"{path} is a symbolic link.", hint="Name the folder itself: --output FOLDER.")
     if not path.exists():
         return
     if not path.is_dir():
-        raise RunDirectoryError(f"{path} is a file, and a run needs a folder.", hint="Choose another output.")
+        raise RunDirectoryError(f"{path} is a file, and a run needs a folder.", hint=OTHER_OUTPUT)
     if _is_used(path):
         _require_idle(path)
         raise _not_empty(path)
@@ -243,10 +245,13 @@ def _is_used(path: Path) -> bool:
 
 def _not_empty(path: Path) -> RunDirectoryError:
     record = _record_of(path)
-    hint = "Choose another output; --resume goes on with a run that was interrupted."
-    if record is not None and record.outcome == "success":
-        hint = f"It is finished: foretune evaluate {quoted(path)}. Or choose another output."
-    what = "is not empty" if record is None else f"holds a run ({record.outcome}, begun {record.started_at})"
+    if record is None:
+        return RunDirectoryError(f"{path} is not empty, and is never written over.", hint=OTHER_OUTPUT)
+    what = f"holds a run ({record.outcome}, begun {record.started_at})"
+    then = (
+        f"`foretune evaluate {quoted(path)}` reloads it." if record.is_success else "Or go on with it: --resume."
+    )
+    hint = f"{OTHER_OUTPUT} {then}"
     return RunDirectoryError(f"{path} {what}, and is never written over.", hint=hint)
 
 
@@ -270,7 +275,7 @@ def open_run(path: Path, *, resumes: bool) -> Iterator[RunFolder]:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             reason = error.strerror or type(error).__name__
-            raise RunDirectoryError(f"{path} cannot be made: {reason}.", hint="Choose another output.") from error
+            raise RunDirectoryError(f"{path} cannot be made: {reason}.", hint=OTHER_OUTPUT) from error
     elif not (path / RECORD).is_file():
         raise RunDirectoryError(f"{path} holds no run to resume.", hint="Check the path, or leave --resume out.")
     with _held(path):
@@ -305,7 +310,7 @@ def _held(path: Path) -> Iterator[None]:
         raise _busy(path) from error
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        raise RunDirectoryError(f"{path} cannot be locked: {reason}.", hint="Choose another output.") from error
+        raise RunDirectoryError(f"{path} cannot be locked: {reason}.", hint=OTHER_OUTPUT) from error
     try:
         with suppress(OSError):  # it is for a message alone
             replace_file(path / HOLDER, json.encode(this_process()))
@@ -347,5 +352,5 @@ def _busy(path: Path) -> RunDirectoryError:
     else:
         holder = f"process {process.pid} on {process.host}"
     return RunDirectoryError(
-        f"{path} is busy: {holder} runs in it.", hint="Wait for it to end, or choose another output."
+        f"{path} is busy: {holder} runs in it.", hint="Wait for it to end, or choose another output: --output FOLDER."
     )

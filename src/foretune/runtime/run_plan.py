@@ -51,7 +51,10 @@ def resume_plan(plan: RunPlan, folder: RunFolder) -> tuple[RunPlan, Path | None]
     """
     before = read_record(folder.path / RECORD)
     if before.is_success:
-        raise RunDirectoryError(f"{folder.path} holds a run that is finished.", hint="Begin another in another output.")
+        raise RunDirectoryError(
+            f"{folder.path} holds a run that is finished.",
+            hint="To train anew, choose another output: --output FOLDER.",
+        )
     record = plan.record.with_(started_at=before.started_at)
     found_any = checkpoints(folder.checkpoints)
     for _, checkpoint in reversed(found_any):
@@ -72,7 +75,7 @@ def resume_plan(plan: RunPlan, folder: RunFolder) -> tuple[RunPlan, Path | None]
     if found_any:
         raise RunDirectoryError(
             f"None of the {len(found_any)} checkpoints in {folder.checkpoints} is whole: {record.warnings[-1]}",
-            hint="Check the disk. To begin anew, choose another output.",
+            hint="Check the disk. To train anew, choose another output: --output FOLDER.",
         )
     return plan._replace(record=record.with_(resumed_at=(*before.resumed_at, 0))), None
 
@@ -87,7 +90,7 @@ def _require_same(found: ProgressState, expected: ProgressState, folder: Path) -
         if getattr(found, field) != getattr(expected, field):
             raise RunDirectoryError(
                 f"{folder} cannot be resumed: {what} changed since its checkpoint.",
-                hint="Resume with what it began with, or begin another run in another output.",
+                hint="Resume with what it began with. To train anew, choose another output: --output FOLDER.",
             )
 
 

@@ -49,7 +49,7 @@ def make_sample_model(folder: str | Path, sizes: Mapping[str, int] = SIZES) -> P
     require_text_libraries()
     final = Path(folder)
     if final.exists():
-        raise RunDirectoryError(f"{final} exists already.", hint="Name a folder that does not exist.")
+        raise RunDirectoryError(f"{final} exists already.", hint="Choose another folder; nothing is overwritten.")
     with staged(final) as draft:
         tokenizer = _tokenizer()
         tokenizer.save_pretrained(draft)
