@@ -104,7 +104,7 @@ def test_a_file_without_a_row_is_refused(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize("name", ["none.jsonl", ".", "a\0b"])
 def test_a_file_that_cannot_be_read_is_refused_by_name(tmp_path: Path, name: str) -> None:
     path = f"{tmp_path}/{name}"
-    with pytest.raises(EvidenceError, match="does not exist|cannot be read") as caught:
+    with pytest.raises(EvidenceError, match=r"does not exist|cannot be read") as caught:
         list(read_observations(path))
     assert caught.value.problems[0].place == path
 
