@@ -144,14 +144,14 @@ def test_all_rows_that_are_too_long_are_named(check) -> None:
     [
         (("data", "check", "rows.jsonl"), 2, "No model is named"),
         (("data", "check", "--model", "tokenizer"), 2, "No file of rows is named"),
-        (("data", "check", "none.jsonl", "--model", "tokenizer"), 5, "The rows cannot be read: No such file"),
+        (("data", "check", "none.jsonl", "--model", "tokenizer"), 5, "The file does not exist"),
         (("data", "check", "rows.jsonl", "--model", "./nothing"), 2, "with a tokenizer.json."),
         (("data", "check", "rows.jsonl", "--model", "."), 2, "has no tokenizer.json"),
         (("data", "check", "rows.jsonl", "--model", "gpt2", "--offline"), 4, "The tokenizer of openai-community/gpt2"),
         (("data", "check", "rows.jsonl", "--model", "tokenizer", "--spans", "guess"), 2, "data.spans"),
         (("data", "check", "rows.jsonl", "--model", "tokenizer", "--spans", "template"), 2, "data.spans is template"),
         (("data", "check", "rows.jsonl", "--model", "tokenizer", "--template-date", "soon"), 2, "no day"),
-        (("data", "check", "rows.jsonl", "--model", "tokenizer", "--chat-template", "no.jinja"), 2, "cannot be read"),
+        (("data", "check", "rows.jsonl", "--model", "tokenizer", "--chat-template", "no.jinja"), 2, "does not exist"),
         (("data", "check", "rows.jsonl", "--model", "tokenizer", "--plot", "a.png"), 2, "The plot is an SVG"),
         (("data", "check", "rows.jsonl", "--model", "tokenizer", "--seq-len", "0"), 2, "batch.sequence_length"),
         (

@@ -102,7 +102,7 @@ def test_nothing_is_written_into_what_is_there(call, tmp_path: Path, taken: str)
         place.touch()
     called = call("quickstart", str(place))
     assert (called.code, called.out) == (8, "")
-    assert "Name a folder that does not exist" in called.err
+    assert "Choose another folder" in called.err
 
 
 def test_a_step_that_fails_ends_it_with_that_steps_code(call, tmp_path: Path, monkeypatch) -> None:

@@ -92,7 +92,7 @@ def test_terminal_counts_the_rows(call, file: str) -> None:
 def test_broken_files_fail_with_place_and_cause(call, tmp_path: Path) -> None:
     missing = call("score", str(tmp_path / "none.jsonl"))
     assert (missing.code, missing.out) == (9, "")
-    assert "none.jsonl: The observations cannot be read: No such file" in missing.err
+    assert "none.jsonl: The file does not exist." in missing.err
     broken = tmp_path / "rows.jsonl"
     broken.write_text(json.dumps(public_row()) + "\nnonsense\n")
     error = call("score", str(broken), "--json").document["error"]

@@ -342,7 +342,7 @@ def test_file_without_a_row_is_refused(file: Path, text: str) -> None:
 
 
 def test_file_that_is_not_there_is_refused(file: Path) -> None:
-    assert "No such file" in refusal(file, "alpaca").message
+    assert "does not exist" in refusal(file, "alpaca").message
 
 
 def test_too_long_an_array_is_refused_with_the_way_out(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

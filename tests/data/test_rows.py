@@ -187,7 +187,7 @@ def test_chunks_are_whole_lines_and_all_of_them(
 
 @pytest.mark.parametrize("name", ["missing.jsonl", ".", "bad\0name"])
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str) -> None:
-    with pytest.raises(DataError, match="The rows cannot be read"):
+    with pytest.raises(DataError, match=r"does not exist|cannot be read"):
         list(read_rows(f"{tmp_path}/{name}"))
 
 

@@ -51,12 +51,12 @@ def test_no_clipping_differs_from_not_known() -> None:
 @pytest.mark.parametrize(
     ("change", "cause"),
     [
-        ({"id": ABSENT}, "missing required field `id`"),
+        ({"id": ABSENT}, "the field `id` is missing"),
         ({"id": 7}, "id: expected `str`"),
-        ({"training": ABSENT}, "missing required field `training`"),
-        ({"training": None}, "missing required field `training`"),
+        ({"training": ABSENT}, "the field `training` is missing"),
+        ({"training": None}, "the field `training` is missing"),
         ({"training": 3}, "training: expected `object`, got `int`"),
-        ({"training__method": ABSENT}, "training: object missing required field `method`"),
+        ({"training__method": ABSENT}, "training: the field `method` is missing"),
         ({"training__seq_len": 0}, "training.seq_len: expected `int` >= 1"),
         ({"training__seq_len": "1024"}, "training.seq_len: expected `int | null`, got `str`"),
         ({"training__lora__target_modules": "q_proj"}, "training.lora.target_modules: expected `array`"),
@@ -104,7 +104,7 @@ def test_a_file_without_a_row_is_refused(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize("name", ["none.jsonl", ".", "a\0b"])
 def test_a_file_that_cannot_be_read_is_refused_by_name(tmp_path: Path, name: str) -> None:
     path = f"{tmp_path}/{name}"
-    with pytest.raises(EvidenceError, match="cannot be read") as caught:
+    with pytest.raises(EvidenceError, match=r"does not exist|cannot be read") as caught:
         list(read_observations(path))
     assert caught.value.problems[0].place == path
 

@@ -267,6 +267,7 @@ CASES: dict[str, Case] = {
     "a shell that is not known": Case("foretune completion powershell"),
     "a help topic with a typo": Case("foretune help exit-code"),
     "a choice of data convert": Case("foretune data convert --from sharegtp sharegpt.jsonl out.jsonl"),
+    "an option that is missing": Case("foretune data convert sharegpt.jsonl out.jsonl"),
     "a format with a typo": Case("foretune evaluate runs/first --format mesages"),
     "an engine with a typo": Case("foretune score --engine estimate"),
     "a number out of its range": Case("foretune train new.yaml --workers 0"),

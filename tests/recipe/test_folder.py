@@ -219,7 +219,7 @@ def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
 
 
 def test_a_folder_in_no_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunDirectoryError, match="is no folder"):
+    with pytest.raises(RunDirectoryError, match="does not exist"):
         write_recipe(build_config(QLORA).config, str(tmp_path / "not/r"), device=CARD)
 
 

@@ -47,15 +47,19 @@ class WrongValue(click.BadParameter):
 class Choice(click.Choice[str]):
     """One of a few words."""
 
+    @property
+    def words(self) -> str:
+        """The choices as a sentence lists them."""
+        *others, last = self.choices
+        return f"{', '.join(others)} or {last}" if others else last
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the word. Raises WrongValue with the nearest one."""
         try:
             return super().convert(value, param, ctx)
         except click.BadParameter as error:
-            *others, last = self.choices
-            words = f"{', '.join(others)} or {last}" if others else last
             near = nearest(str(value), list(self.choices))
-            message = f"it is {str(value)[:60]!r}, but it must be {words}."
+            message = f"it is {str(value)[:60]!r}, but it must be {self.words}."
             raise WrongValue(message, param, ctx, f"Did you mean {near}?" if near else None) from error
 
 

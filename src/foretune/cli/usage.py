@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from foretune.cli.commands import WrongValue, nearest
+from foretune.cli.commands import Choice, WrongValue, nearest
 
 __all__ = ["usage_error"]
 
@@ -33,7 +33,9 @@ def _told(error: click.ClickException, ctx: click.Context | None, command: str) 
         near = nearest(error.option_name, _option_names(ctx)) if ctx else None
         return _Told(f"{error.option_name!r} is no option of {command}.", f"Did you mean {near}?" if near else None)
     if isinstance(error, click.MissingParameter):
-        return _Told(f"{_name_of(error.param, ctx)} is missing.", _example(ctx))
+        kind = error.param.type if error.param else None
+        what = f": it must be {kind.words}" if isinstance(kind, Choice) else ""
+        return _Told(f"{_name_of(error.param, ctx)} is missing{what}.", _example(ctx))
     if isinstance(error, WrongValue):
         return _Told(error.message, error.hint, _name_of(error.param, ctx))
     if isinstance(error, click.BadOptionUsage):

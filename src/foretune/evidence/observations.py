@@ -249,7 +249,8 @@ def parse_observation(data: Mapping[str, Any], *, place: str) -> Observation:
     except msgspec.ValidationError as error:
         what, _, where = str(error).partition(" - at `$.")
         key = where.rstrip("`")
-        what = what.replace("Object missing required field", "it is no observation, for it lacks the field")
+        if what.startswith(lacks := "Object missing required field "):
+            what = f"the field {what.removeprefix(lacks)} is missing"
         message = f"{key}: {what[:1].lower()}{what[1:]}." if key else f"{what}."
         raise EvidenceError(message, hint="The schema is that of docs/observations.md.", place=place) from error
 
