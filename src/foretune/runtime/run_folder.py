@@ -248,9 +248,7 @@ def _not_empty(path: Path) -> RunDirectoryError:
     if record is None:
         return RunDirectoryError(f"{path} is not empty, and is never written over.", hint=OTHER_OUTPUT)
     what = f"holds a run ({record.outcome}, begun {record.started_at})"
-    then = (
-        f"`foretune evaluate {quoted(path)}` reloads it." if record.is_success else "Or go on with it: --resume."
-    )
+    then = f"`foretune evaluate {quoted(path)}` reloads it." if record.is_success else "Or go on with it: --resume."
     hint = f"{OTHER_OUTPUT} {then}"
     return RunDirectoryError(f"{path} {what}, and is never written over.", hint=hint)
 
