@@ -68,6 +68,7 @@ def test_it_learns_and_grows_as_predicted(call, tmp_path: Path) -> None:
     assert process["predicted_bytes"] == pytest.approx(process["found_bytes"], rel=0.2)
 
 
+@pytest.mark.full
 def test_a_shown_command_gives_what_the_step_gave(call, tiny: None, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     told = lines(call("quickstart", "here", "--json").out)
@@ -81,6 +82,7 @@ def test_a_shown_command_gives_what_the_step_gave(call, tiny: None, tmp_path: Pa
         assert kept.items() <= answer["answer"].items()
 
 
+@pytest.mark.full
 def test_text_shows_commands_and_the_comparison(call, tiny: None, tmp_path: Path) -> None:
     out = call("quickstart", str(tmp_path / "q"), env={"COLUMNS": "60"}).out
     assert max(map(len, out.splitlines())) <= 80
@@ -121,7 +123,9 @@ def test_a_step_that_dies_is_told(call, tmp_path: Path, monkeypatch) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.full), (signal.SIGTERM, 143)]
+)
 def test_a_signal_ends_the_command_that_runs_too(tmp_path: Path, number: int, code: int) -> None:
     command = [sys.executable, "-m", "foretune", "quickstart", str(tmp_path / "q"), "--json"]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "FORETUNE_CACHE": str(tmp_path / "kept")}

@@ -141,7 +141,7 @@ def test_file_without_a_length_is_refused(file: Path, data: bytes) -> None:
 
 @pytest.mark.parametrize("path", ["nowhere.jsonl", ".", "a\x00b", "x" * 5000])
 def test_file_that_cannot_be_read_is_refused(file: Path, path: str) -> None:
-    with pytest.raises(DataError, match=r"The lengths cannot be read: ") as caught:
+    with pytest.raises(DataError, match=r"The (lengths cannot be read: |file does not exist)") as caught:
         read_lengths(path)
     assert (caught.value.exit_code, caught.value.code) == (5, "data")
 

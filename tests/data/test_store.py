@@ -145,7 +145,7 @@ def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_file_that_cannot_be_digested_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="No such file"):
+    with pytest.raises(DataError, match="does not exist"):
         digest_file(str(tmp_path / "missing"))
 
 

@@ -330,7 +330,7 @@ def test_case_128_a_folder_with_a_run_is_refused_and_nothing_in_it_changes(tmp_p
     config = config_of(tmp_path)
     finished(config)
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    with pytest.raises(RunDirectoryError, match="--resume goes on"):
+    with pytest.raises(RunDirectoryError, match=r"foretune evaluate .* reloads it"):
         finished(config)
     with pytest.raises(RunDirectoryError, match="is finished"):
         finished(config, resume=True)
@@ -470,7 +470,7 @@ def test_case_146_the_adapter_s_dtype_is_told_at_save_and_at_reload(tmp_path: Pa
     described = json.loads((tmp_path / "run/adapter/artifact.json").read_text())
     probe = evaluated(tmp_path / "run").record.probe
     assert probe is not None
-    assert (described["adapter_dtype"], probe.adapter_dtype, probe.tolerance) == ("fp32", "float32", 1e-4)
+    assert (described["adapter_dtype"], probe.adapter_dtype, probe.tolerance) == ("fp32", "fp32", 1e-4)
 
 
 def test_case_147_libraries_outside_the_tested_range_are_refused_and_labels_have_a_hash(

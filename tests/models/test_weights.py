@@ -46,7 +46,7 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_folder_with_one_file_or_with_shards_is_found(tmp_path: Path) -> None:
     one = find_weights(str(write(tmp_path / "one", model__safetensors=GOOD, config__json=b"{}")))
     assert (one.files, one.revision) == (("model.safetensors",), None)
-    assert one.tensors()["a"] == ("F32", (2, 2), 16)
+    assert one.tensors()["a"][:3] == ("F32", (2, 2), 16)
     first, second = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
     index = json.dumps({"weight_map": {"a": first, "b": second}})
     many = write(tmp_path / "many", **{"model.safetensors.index.json": index.encode(), "config.json": b"{}"})

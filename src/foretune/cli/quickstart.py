@@ -67,7 +67,7 @@ class _Step(NamedTuple):
     name="quickstart",
     examples=[
         Example("The whole journey on a CPU, in a minute or two", "foretune quickstart first-steps"),
-        Example("For a program: two lines a step, and one at the end", "foretune quickstart first-steps --json"),
+        Example("What will it do?", "foretune help quickstart"),
     ],
 )
 @click.argument("folder", type=click.Path(), metavar="FOLDER")
