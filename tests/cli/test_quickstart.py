@@ -122,7 +122,6 @@ def test_a_step_that_dies_is_told(call, tmp_path: Path, monkeypatch) -> None:
     assert "ended with exit code 1 and said nothing" in called.err
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="signals")
 @pytest.mark.parametrize(
     ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.full), (signal.SIGTERM, 143)]
 )

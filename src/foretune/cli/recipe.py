@@ -9,7 +9,6 @@ from foretune.cli.commands import Command, Example, option
 from foretune.cli.options import running_options
 from foretune.cli.output import Reply
 from foretune.cli.terminal import Terminal, escape, wrapped
-from foretune.errors import ConfigError
 from foretune.texts import quoted
 from foretune.units import format_bytes
 
@@ -61,19 +60,13 @@ def recipe(folder: str, **given: Any) -> Reply:
     rows in both forms, and a README with the plan. What does not fit is not written, and nothing is overwritten.
     """
     from foretune import api
-    from foretune.cli.request import requested_configs, with_default_attention
+    from foretune.cli.request import single_request
     from foretune.contract import Override
 
     if given["data"] is not None:
         given["settings"] = (*given["settings"], Override("data.train", given["data"], "--data"))
-    (_, loaded), *more = requested_configs(given)
-    if more:
-        raise ConfigError("--config: a recipe is of one file.", hint="Give one --config FILE.")
-    if not isinstance(loaded, tuple):
-        raise loaded
-    source = loaded.config.model
-    shape = api.resolve_model(source.id, revision=source.revision, offline=given["offline"])
-    config = with_default_attention(loaded, shape, has_file=bool(given["configs"])).config
+    loaded, shape = single_request(given, several="--config: a recipe is of one file.")
+    config = loaded.config
     written = api.write_recipe(
         config,
         folder,

@@ -83,19 +83,12 @@ def recommend(**given: Any) -> Reply:
     shown with its reason. Needs no GPU and no torch (except --verify).
     """
     from foretune import api
-    from foretune.cli.request import chosen_device, requested_configs, with_default_attention
+    from foretune.cli.request import chosen_device, single_request
 
     _require_one_question(given)
     require_files(given, "plot")
     device, stack = chosen_device(given), api.find_stack(given["stack"])
-    (_, loaded), *more = requested_configs(given)
-    if more:
-        raise ConfigError("--config: one file is recommended for at a time.", hint="Give one --config FILE.")
-    if not isinstance(loaded, tuple):
-        raise loaded
-    source = loaded.config.model
-    shape = api.resolve_model(source.id, revision=source.revision, offline=given["offline"])
-    loaded = with_default_attention(loaded, shape, has_file=bool(given["configs"]))
+    loaded, shape = single_request(given, several="--config: one file is recommended for at a time.")
     asked = _Asked(loaded, shape, device, stack)
     if given["devices"]:
         return _carriers(asked, given)

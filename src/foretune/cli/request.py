@@ -23,6 +23,7 @@ __all__ = [
     "requested_configs",
     "run_config",
     "run_folder",
+    "single_request",
     "with_default_attention",
 ]
 
@@ -129,6 +130,20 @@ def run_folder(path: str) -> str:
             place=path,
         )
     return output
+
+
+def single_request(given: Mapping[str, Any], *, several: str) -> tuple[LoadedConfig, ModelShape]:
+    """Return the one configuration that is asked about, with its model. Raises ConfigError with `several` for more."""
+    from foretune.models import resolve_model
+
+    (_, loaded), *more = requested_configs(given)
+    if more:
+        raise ConfigError(several, hint="Give one --config FILE.")
+    if isinstance(loaded, ConfigError):
+        raise loaded
+    source = loaded.config.model
+    shape = resolve_model(source.id, revision=source.revision, offline=given["offline"])
+    return with_default_attention(loaded, shape, has_file=bool(given["configs"])), shape
 
 
 def with_default_attention(loaded: LoadedConfig, shape: ModelShape, *, has_file: bool) -> LoadedConfig:

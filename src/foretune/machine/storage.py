@@ -104,24 +104,14 @@ def _storage(place: Place) -> Finding:
         )
     figures = (Figure(name="free_bytes", value=free),)
     purpose = f"for {place.purpose}"
-    if not is_writable:
+    if not is_writable or free < place.least_bytes:
+        lacks = f"has {format_bytes(free)} free" if is_writable else "cannot be written"
         return Finding(
             check=check,
             group="Memory and disk",
             state="problem",
-            found=f"{name} cannot be written, and is {purpose}",
-            advice="Choose another place.",
-            run=(place.change,),
-            needed_for="training",
-            figures=figures,
-        )
-    if free < place.least_bytes:
-        return Finding(
-            check=check,
-            group="Memory and disk",
-            state="problem",
-            found=f"{name} has {format_bytes(free)} free, and is {purpose}",
-            advice="Free some space, or choose another place.",
+            found=f"{name} {lacks}, and is {purpose}",
+            advice=f"{'Free some space, or choose' if is_writable else 'Choose'} another place.",
             run=(place.change,),
             needed_for="training",
             figures=figures,

@@ -22,7 +22,7 @@ from foretune.memory.components import Facts
 from foretune.models import StoredTensor
 from foretune.runtime.adapters import adapted_names, attach_adapters
 from foretune.runtime.artifact import ADAPTER_WEIGHTS
-from foretune.runtime.load import build_model, decoder_linears, model_config
+from foretune.runtime.load import DTYPE_NAMES, build_model, decoder_linears, model_config
 from foretune.runtime.reload import load_adapters
 from foretune.runtime.stored_names import stored_names
 
@@ -32,7 +32,6 @@ WRAPPER = "base_model.model."
 """What PEFT's wrapper puts before the names of a model."""
 STORED: dict[str, WeightDtype] = {"F32": "fp32", "BF16": "bf16", "F16": "fp16"}
 """Formats of weights that can take up an adapter, by safetensors' name."""
-NAMES: dict[torch.dtype, WeightDtype] = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 CHECKED_COLUMNS = 64
 """Columns of each merged weight, drawn by the seed 0, that are held against the unmerged layer's forward."""
 FEW = 16
@@ -271,7 +270,7 @@ def replace_whole(name: str, trained: Tensor, stored: Tensor) -> tuple[Tensor, M
 
     Raises VerificationError where the format cannot hold it.
     """
-    merged, base, dtype = trained.to(stored.dtype), stored.float(), NAMES[stored.dtype]
+    merged, base, dtype = trained.to(stored.dtype), stored.float(), DTYPE_NAMES[stored.dtype]
     _require_finite(name, merged, dtype)
     moved = _norm(trained - base)
     changed, lost = _share(moved, _norm(base)), _share(_norm(merged.float() - trained), moved)
